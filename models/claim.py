@@ -1,0 +1,178 @@
+"""The worker's side of a job: claim, begin, settle, give back, and what an ended incarnation leaves.
+
+Every write is conditional on `running, not waiting, incarnation = mine, attempt = mine`: a worker that lost its
+lease writes nothing.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from models import event
+from models.database import SQLITE, Statement, Transaction
+from models.job import FAILED, SUCCEEDED
+from models.result import results
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A job that this incarnation now holds, with its input."""
+
+    id: str
+    attempt: int
+    tenant: str
+    network: str
+    work: float
+    priority: int
+    deadline_at: int | None
+    listened: bool  # it has a webhook of its own
+    input: bytes | None
+    input_blob: str | None
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one attempt of one job ended. `state` is succeeded or failed."""
+
+    id: str
+    attempt: int
+    state: str
+    output: bytes | None = None
+    output_blob: str | None = None
+    error_code: str | None = None
+    error_message: str | None = None
+    run_ms: float | None = None
+    batch_size: int | None = None
+
+
+_CLAIMABLE = ("waiting AND (NOT suspect OR :alone) AND (deadline_at IS NULL OR deadline_at > {now})")
+_SET_CLAIMED = ("state = 'running', waiting = FALSE, ticketed_until = NULL, incarnation = :incarnation, "
+                "hardware = :hardware, attempt = attempt + 1, begun = :begun, started_at = {now}")
+# Plain FOR UPDATE in id order: beside a writer, SKIP LOCKED returned 32 of 64, and the other 32 would have been
+# acknowledged as unclaimable (measured).
+_CLAIM = Statement(
+    f"""WITH locked AS (SELECT id FROM jobs WHERE id {{in ids}} AND {_CLAIMABLE} ORDER BY id FOR UPDATE),
+    claimed AS (UPDATE jobs j SET {_SET_CLAIMED} FROM locked WHERE j.id = locked.id RETURNING j.id, j.attempt, j.tenant,
+        j.network, j.work, j.priority, j.deadline_at, j.webhook IS NOT NULL AS listened, j.created_at)
+    SELECT c.id, c.attempt, c.tenant, c.network, c.work, c.priority, c.deadline_at, c.listened, i.body, i.blob,
+        c.created_at FROM claimed c JOIN inputs i ON i.job_id = c.id""",
+    sqlite=f"""UPDATE jobs SET {_SET_CLAIMED} WHERE id {{in ids}} AND {_CLAIMABLE}
+    RETURNING id, attempt, tenant, network, work, priority, deadline_at, webhook IS NOT NULL, created_at""")
+_INPUTS = Statement("SELECT job_id, body, blob FROM inputs WHERE job_id {in ids}")
+
+
+def claim(tx: Transaction, ids: Sequence[str], *, incarnation: str, hardware: str, begun: bool,
+          alone: bool = False) -> list[Claimed]:
+    """Turn the jobs of `ids` that wait into running ones of this incarnation; only what comes back may be run.
+
+    `begun`: the device is idle, so the run starts at once. `alone`: a suspect may be taken (then one id only).
+    """
+    rows = tx.all(_CLAIM, ids=ids, incarnation=incarnation, hardware=hardware, begun=begun, alone=alone)
+    if tx.dialect != SQLITE:
+        return [Claimed(*row) for row in rows]
+    if not rows:
+        return []
+    found = {row[0]: row for row in tx.all(_INPUTS, ids=[row[0] for row in rows])}
+    return [Claimed(*row[:7], bool(row[7]), found[row[0]][1], found[row[0]][2], row[8]) for row in rows]
+
+
+_FENCE = "state = 'running' AND NOT waiting AND incarnation = :incarnation"
+_BEGIN = Statement(f"UPDATE jobs SET begun = TRUE WHERE id {{in ids}} AND {_FENCE}")
+_FIELDS = "id, attempt, state, error_code, error_message, run_ms, batch_size"
+_SET_SETTLED = """state = CASE WHEN jobs.deadline_at <= {now} THEN 'expired' ELSE d.state END, finished_at = {now},
+    error_code = d.error_code, error_message = d.error_message, run_ms = d.run_ms, batch_size = d.batch_size"""
+# The unary plus keeps SQLite from walking all running jobs of the incarnation for each row.
+_SETTLE = Statement(
+    f"""WITH d AS (SELECT * FROM unnest(:ids::text[], :attempts::int[], :states::text[], :codes::text[],
+        :messages::text[], :run_ms::float8[], :sizes::int[]) AS d({_FIELDS})),
+    locked AS (SELECT j.id FROM jobs j JOIN d ON d.id = j.id WHERE j.{_FENCE.replace("NOT waiting", "NOT j.waiting")}
+        AND j.attempt = d.attempt ORDER BY j.id FOR UPDATE OF j)
+    UPDATE jobs SET {_SET_SETTLED} FROM d, locked WHERE jobs.id = locked.id AND d.id = jobs.id
+    RETURNING jobs.id, jobs.state, jobs.webhook IS NOT NULL, jobs.finished_at""",
+    sqlite=f"""UPDATE jobs SET {_SET_SETTLED} FROM (SELECT value->>0 AS id, value->>1 AS attempt, value->>2 AS state,
+        value->>3 AS error_code, value->>4 AS error_message, value->>5 AS run_ms, value->>6 AS batch_size
+        FROM json_each(:rows)) AS d
+    WHERE jobs.id = d.id AND jobs.attempt = d.attempt AND +jobs.state = 'running' AND NOT waiting
+        AND +jobs.incarnation = :incarnation
+    RETURNING id, state, webhook IS NOT NULL, finished_at""")
+
+
+def settle(tx: Transaction, outcomes: Sequence[Outcome], *, incarnation: str,
+           begin: Sequence[str] = ()) -> dict[str, str]:
+    """Record how these attempts ended, with results and events; the state of each job that was still held.
+
+    A job past its deadline ends as expired. `begin`: jobs of the next batch, whose run has started meanwhile.
+    """
+    if tx.dialect == SQLITE:
+        rows = tx.all(_SETTLE, incarnation=incarnation, rows=json.dumps([
+            (o.id, o.attempt, o.state, o.error_code, o.error_message, o.run_ms, o.batch_size) for o in outcomes]))
+    else:
+        rows = tx.all(
+            _SETTLE, incarnation=incarnation, ids=[o.id for o in outcomes], attempts=[o.attempt for o in outcomes],
+            states=[o.state for o in outcomes], codes=[o.error_code for o in outcomes],
+            messages=[o.error_message for o in outcomes], run_ms=[o.run_ms for o in outcomes],
+            sizes=[o.batch_size for o in outcomes])
+    settled = {row[0]: row for row in rows}
+    tx.insert(results, [
+        {"job_id": o.id, "attempt": o.attempt, "body": o.output, "blob": o.output_blob, "removed": False,
+         "created_at": settled[o.id][3]}
+        for o in outcomes if o.id in settled and settled[o.id][1] == SUCCEEDED])
+    everybody = event.any_endpoint(tx)
+    _tell(tx, {job_id: row[1] for job_id, row in settled.items() if everybody or row[2]})
+    if begin:
+        tx.run(_BEGIN, ids=begin, incarnation=incarnation)
+    return {job_id: row[1] for job_id, row in settled.items()}
+
+
+def _tell(tx: Transaction, states: Mapping[str, str]) -> None:
+    for state in set(states.values()):
+        event.record(tx, [job_id for job_id, s in states.items() if s == state], state)
+
+
+_GIVE_BACK = Statement(
+    "UPDATE jobs SET state = 'queued', waiting = TRUE, begun = FALSE, incarnation = NULL, ticketed_until = NULL, "
+    f"started_at = NULL WHERE id {{in ids}} AND {_FENCE}")
+_UNMARK = Statement("UPDATE jobs SET ticketed_until = NULL WHERE id {in ids} AND waiting")
+
+
+def give_back(tx: Transaction, ids: Sequence[str], *, incarnation: str) -> int:
+    """Queue held jobs again, unrun; nothing is counted against them. How many were still held."""
+    return tx.run(_GIVE_BACK, ids=ids, incarnation=incarnation)
+
+
+def unmark(tx: Transaction, ids: Sequence[str]) -> int:
+    """Clear the ticket marks of jobs whose ticket this process gives up without claiming."""
+    return tx.run(_UNMARK, ids=ids)
+
+
+_HELD = Statement("SELECT id, begun FROM jobs WHERE incarnation = :incarnation AND state = 'running' AND NOT waiting "
+                  "ORDER BY id {for_update}")
+_RELEASE = Statement(
+    "UPDATE jobs SET waiting = TRUE, ticketed_until = NULL, begun = FALSE, suspect = suspect OR :suspect, "
+    "crashes = crashes + :crashed, crashes_alone = crashes_alone + :alone WHERE id {in ids}")
+_EXHAUSTED = Statement(
+    "UPDATE jobs SET state = 'failed', waiting = FALSE, finished_at = {now}, error_code = 'crashes_exhausted', "
+    "error_message = 'its worker died each time it ran, the last times while it ran alone' "
+    "WHERE id {in ids} AND crashes_alone >= :limit RETURNING id")
+
+
+def release(tx: Transaction, incarnation: str, *, confirmed: bool, max_attempts: int) -> list[str]:
+    """What an ended incarnation held may be claimed again; the jobs that were parked instead.
+
+    Jobs that had begun become suspects. Only a confirmed death counts as a crash of theirs, and only one that ran
+    alone counts towards `max_attempts`.
+    """
+    held = tx.all(_HELD, incarnation=incarnation)
+    begun = [row[0] for row in held if row[1]]
+    unbegun = [row[0] for row in held if not row[1]]
+    parked: list[str] = []
+    if unbegun:
+        tx.run(_RELEASE, ids=unbegun, suspect=False, crashed=0, alone=0)
+    if begun:
+        tx.run(_RELEASE, ids=begun, suspect=True, crashed=int(confirmed),
+               alone=int(confirmed and len(begun) == 1))
+    if len(begun) == 1:
+        parked = [row[0] for row in tx.all(_EXHAUSTED, ids=begun, limit=max_attempts)]
+        event.record(tx, parked, FAILED)
+    return parked

@@ -1,0 +1,115 @@
+"""Incarnations: one life of one process, with the lease that its jobs hang on. And the duties that one leads."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from models import claim, feed
+from models.database import Statement, Transaction
+from models.schema import Flag, Text, Time, metadata
+
+WORKER, HOUSEKEEPING, API = "worker", "housekeeping", "api"
+EXITED, KILLED, LOST = "exited", "killed", "lost"  # by itself; seen to die by its supervisor; lease ran out
+
+incarnations = sa.Table(
+    "incarnations", metadata,
+    sa.Column("id", Text, primary_key=True),
+    sa.Column("kind", Text, nullable=False),
+    sa.Column("host", Text, nullable=False),
+    sa.Column("pid", sa.Integer, nullable=False),
+    sa.Column("hardware", Text),
+    sa.Column("lanes", Text),  # comma-separated
+    sa.Column("ready", Flag, nullable=False),
+    sa.Column("started_at", Time, nullable=False),
+    sa.Column("heartbeat_at", Time, nullable=False),
+    sa.Column("beats", sa.BigInteger, nullable=False),  # what the sweep watches: it needs no clock
+    sa.Column("ended_at", Time),
+    sa.Column("end_reason", Text),
+    sa.Column("holding", Text),  # JSON: engines, buffered entries, free memory, rates
+    sa.Index("ix_incarnations_live", "id", sqlite_where=sa.text("ended_at IS NULL"),
+             postgresql_where=sa.text("ended_at IS NULL")),
+)
+
+leases = sa.Table(
+    "leases", metadata,
+    sa.Column("duty", Text, primary_key=True),
+    sa.Column("incarnation", Text, nullable=False),
+    sa.Column("until", Time, nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    id: str
+    kind: str
+    host: str
+    pid: int
+    hardware: str | None
+    lanes: str | None
+    ready: bool
+    started_at: int
+    heartbeat_at: int
+    beats: int
+    holding: Mapping[str, Any]
+
+
+_BEGIN = Statement(
+    "INSERT INTO incarnations (id, kind, host, pid, hardware, lanes, ready, started_at, heartbeat_at, beats, holding) "
+    "VALUES (:id, :kind, :host, :pid, :hardware, :lanes, FALSE, {now}, {now}, 0, '{}') ON CONFLICT (id) DO NOTHING")
+_BEAT = Statement("UPDATE incarnations SET heartbeat_at = {now}, beats = beats + 1, ready = :ready, holding = :holding "
+                  "WHERE id = :id AND ended_at IS NULL")
+_LIVE = Statement("SELECT id, kind, host, pid, hardware, lanes, ready, started_at, heartbeat_at, beats, holding "
+                  "FROM incarnations WHERE ended_at IS NULL ORDER BY id")
+_END = Statement("UPDATE incarnations SET ended_at = {now}, end_reason = :reason "
+                 "WHERE id = :id AND ended_at IS NULL RETURNING hardware")
+_DROP_LEASES = Statement("DELETE FROM leases WHERE incarnation = :id")
+
+
+def begin(tx: Transaction, incarnation: str, *, kind: str, host: str, pid: int, hardware: str | None = None,
+          lanes: str | None = None) -> None:
+    """Register this process. A second registration under the same id changes nothing."""
+    tx.run(_BEGIN, id=incarnation, kind=kind, host=host, pid=pid, hardware=hardware, lanes=lanes)
+
+
+def beat(tx: Transaction, incarnation: str, *, ready: bool, holding: Mapping[str, Any]) -> bool:
+    """Renew the lease. False: it was ended by somebody, so this process holds nothing any more."""
+    return tx.run(_BEAT, id=incarnation, ready=ready, holding=json.dumps(holding)) == 1
+
+
+def live(tx: Transaction) -> list[Incarnation]:
+    return [Incarnation(*row[:6], bool(row[6]), *row[7:10], json.loads(row[10] or "{}")) for row in tx.all(_LIVE)]
+
+
+def end(tx: Transaction, incarnation: str, reason: str, *, max_attempts: int) -> list[str] | None:
+    """End a life and release what it held; the jobs parked thereby, or None if it had ended before.
+
+    Only a supervisor that has an exit status may say `killed`, only the sweep's leader `lost`.
+    """
+    row = tx.one(_END, id=incarnation, reason=reason)
+    if row is None:
+        return None
+    parked = claim.release(tx, incarnation, confirmed=reason == KILLED, max_attempts=max_attempts)
+    tx.run(_DROP_LEASES, id=incarnation)
+    if row[0] is not None:
+        feed.clear_marks(tx, row[0])
+    return parked
+
+
+_TAKE = Statement(
+    "INSERT INTO leases (duty, incarnation, until) VALUES (:duty, :incarnation, {now} + :ms) "
+    "ON CONFLICT (duty) DO UPDATE SET incarnation = excluded.incarnation, until = excluded.until "
+    "WHERE leases.incarnation = excluded.incarnation OR leases.until < {now} OR NOT EXISTS "
+    "(SELECT 1 FROM incarnations i WHERE i.id = leases.incarnation AND i.ended_at IS NULL) RETURNING duty")
+_DROP_LEASE = Statement("DELETE FROM leases WHERE duty = :duty AND incarnation = :incarnation")
+
+
+def lead(tx: Transaction, duty: str, incarnation: str, lease_s: float) -> bool:
+    """Take or renew the lead of a duty; whether this incarnation has it."""
+    return tx.one(_TAKE, duty=duty, incarnation=incarnation, ms=int(lease_s * 1000)) is not None
+
+
+def resign(tx: Transaction, duty: str, incarnation: str) -> None:
+    tx.run(_DROP_LEASE, duty=duty, incarnation=incarnation)

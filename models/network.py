@@ -1,0 +1,128 @@
+"""Networks: versioned model artifacts with their manifests. `checking → ready | rejected → retired`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from models.database import Row, Statement, Transaction
+from models.schema import Flag, Text, Time, metadata
+
+CHECKING, READY, REJECTED, RETIRED = "checking", "ready", "rejected", "retired"
+
+networks = sa.Table(
+    "networks", metadata,
+    sa.Column("name", Text, primary_key=True),
+    sa.Column("version", Text, primary_key=True),
+    sa.Column("task", Text, nullable=False),
+    sa.Column("state", Text, nullable=False),
+    sa.Column("reason", Text),
+    sa.Column("is_default", Flag, nullable=False),
+    sa.Column("digest", Text, nullable=False),  # of manifest and files: the same content again is no conflict
+    sa.Column("manifest", Text, nullable=False),  # JSON
+    sa.Column("files", Text, nullable=False),  # JSON: relative path to {blob, size}
+    sa.Column("signature", Text),  # JSON, written by the worker that checked it
+    sa.Column("created_at", Time, nullable=False),
+    sa.Column("ready_at", Time),
+    sa.Column("updated_at", Time, nullable=False),
+    sa.CheckConstraint("state IN ('checking','ready','rejected','retired')", name="state"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    name: str
+    version: str
+    task: str
+    state: str
+    reason: str | None
+    is_default: bool
+    digest: str
+    manifest: Mapping[str, Any]
+    files: Mapping[str, Mapping[str, Any]]
+    signature: Mapping[str, Any] | None
+    created_at: int
+    ready_at: int | None
+
+    @property
+    def reference(self) -> str:
+        return f"{self.name}@{self.version}"
+
+    @property
+    def hardware(self) -> Sequence[str]:
+        return tuple(self.manifest["hardware"])
+
+
+_FIELDS = ("name, version, task, state, reason, is_default, digest, manifest, files, signature, created_at, ready_at")
+_ALL = Statement(f"SELECT {_FIELDS} FROM networks ORDER BY name, created_at, version")
+_GET = Statement(f"SELECT {_FIELDS} FROM networks WHERE name = :name AND version = :version")
+_CHECKING = Statement(f"SELECT {_FIELDS} FROM networks WHERE state = 'checking' ORDER BY created_at LIMIT :limit")
+_ADD = Statement(
+    "INSERT INTO networks (name, version, task, state, is_default, digest, manifest, files, created_at, updated_at) "
+    "VALUES (:name, :version, :task, 'checking', NOT EXISTS (SELECT 1 FROM networks n WHERE n.name = :name AND "
+    "n.is_default), :digest, :manifest, :files, {now}, {now}) ON CONFLICT DO NOTHING")
+_ACCEPT = Statement("UPDATE networks SET state = 'ready', signature = :signature, ready_at = {now}, updated_at = {now} "
+                    "WHERE name = :name AND version = :version AND digest = :digest AND state = 'checking'")
+_REJECT = Statement("UPDATE networks SET state = 'rejected', reason = :reason, updated_at = {now}, is_default = FALSE "
+                    "WHERE name = :name AND version = :version AND digest = :digest AND state = 'checking'")
+_UNSET = Statement("UPDATE networks SET is_default = FALSE, updated_at = {now} WHERE name = :name AND is_default")
+_PROMOTE = Statement("UPDATE networks SET is_default = TRUE, updated_at = {now} "
+                     "WHERE name = :name AND version = :version")
+_RETIRE = Statement("UPDATE networks SET state = 'retired', is_default = FALSE, updated_at = {now} "
+                    "WHERE name = :name AND version = :version")
+_REVIVE = Statement(
+    "UPDATE networks SET state = 'checking', reason = NULL, signature = NULL, digest = :digest, manifest = :manifest, "
+    "files = :files, task = :task, updated_at = {now} "
+    "WHERE name = :name AND version = :version AND state IN ('rejected', 'retired')")
+_LIVE_JOBS = Statement("SELECT count(*) FROM jobs WHERE network = :network AND state IN ('queued','running')")
+
+
+def _from_row(row: Row) -> Network:
+    return Network(*row[:5], bool(row[5]), row[6], json.loads(row[7]), json.loads(row[8]),
+                   None if row[9] is None else json.loads(row[9]), row[10], row[11])
+
+
+def every(tx: Transaction) -> list[Network]:
+    return [_from_row(row) for row in tx.all(_ALL)]
+
+
+def get(tx: Transaction, name: str, version: str) -> Network | None:
+    row = tx.one(_GET, name=name, version=version)
+    return None if row is None else _from_row(row)
+
+
+def unchecked(tx: Transaction, limit: int = 8) -> list[Network]:
+    return [_from_row(row) for row in tx.all(_CHECKING, limit=limit)]
+
+
+def add(tx: Transaction, *, name: str, version: str, task: str, digest: str, manifest: Mapping[str, Any],
+        files: Mapping[str, Any]) -> bool:
+    """Store a version as `checking`; False if it exists. A rejected or retired version may be replaced."""
+    values = {"name": name, "version": version, "task": task, "digest": digest,
+              "manifest": json.dumps(manifest), "files": json.dumps(files)}
+    return tx.run(_ADD, **values) == 1 or tx.run(_REVIVE, **values) == 1
+
+
+def accept(tx: Transaction, network: Network, signature: Mapping[str, Any]) -> bool:
+    return tx.run(_ACCEPT, name=network.name, version=network.version, digest=network.digest,
+                  signature=json.dumps(signature)) == 1
+
+
+def reject(tx: Transaction, network: Network, reason: str) -> bool:
+    return tx.run(_REJECT, name=network.name, version=network.version, digest=network.digest, reason=reason) == 1
+
+
+def promote(tx: Transaction, name: str, version: str) -> None:
+    tx.run(_UNSET, name=name)
+    tx.run(_PROMOTE, name=name, version=version)
+
+
+def retire(tx: Transaction, name: str, version: str) -> None:
+    tx.run(_RETIRE, name=name, version=version)
+
+
+def live_jobs(tx: Transaction, reference: str) -> int:
+    row = tx.one(_LIVE_JOBS, network=reference)
+    return int(row[0]) if row else 0

@@ -1,0 +1,179 @@
+"""One frozen object, read once from the environment and flags; all faults are reported together."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from models.errors import Fault, SettingsInvalid
+
+PREFIX = "HEADRACE_"
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareClass:
+    """A named list of ONNX Runtime execution providers with their options."""
+
+    name: str
+    providers: tuple[str, ...]
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    threads: int = 1  # intra-op; two 1-thread workers beat one 2-thread session (124 to 100 texts/s)
+
+
+DEFAULT_CLASSES = {
+    "cpu": HardwareClass("cpu", ("CPUExecutionProvider",)),
+    "cuda": HardwareClass("cuda", ("CUDAExecutionProvider",)),
+}
+
+# The published delays of Standard Webhooks, in seconds, each ±20 %.
+WEBHOOK_SCHEDULE = (0, 5, 300, 1800, 7200, 18000, 36000, 50400, 72000, 86400)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Values in force. Field `x` is `HEADRACE_X` in the environment."""
+
+    data_dir: Path = Path(".headrace")
+    database_url: str = ""  # empty: SQLite in the data folder
+    broker_url: str = ""  # empty: the embedded broker's socket in the data folder
+    blob_url: str = ""  # empty: a folder in the data folder
+    hardware: str = ""  # path of a TOML file of hardware classes
+    lease_s: float = 30.0
+    max_attempts: int = 3
+    sweep_s: float = 2.0
+    max_inline_bytes: int = 262_144
+    max_body_bytes: int = 8 * MIB
+    max_upload_bytes: int = 16 << 30
+    result_ttl_s: float = 7 * 86400.0
+    max_wait_s: float = 300.0
+    source_allow: str = ""
+    sqlite_synchronous: str = "full"
+    log_format: str = "console"
+    webhook_schedule: tuple[float, ...] = WEBHOOK_SCHEDULE
+    webhook_allow: tuple[str, ...] = ()  # networks that private webhook targets may lie in
+    auth: str = "off"  # "off" (loopback only, tenant `default`) or "keys"
+    incarnation: str = ""  # set by a supervisor, so that it can end it when it sees the process die
+    host: str = "127.0.0.1"
+    port: int = 8080
+    url: str = "http://127.0.0.1:8080"
+    key: str = ""
+
+    @property
+    def database(self) -> str:
+        return self.database_url or f"sqlite:///{self.data_dir.resolve()}/headrace.db"
+
+    @property
+    def broker(self) -> str:
+        return self.broker_url or f"redis+socket://{self.data_dir.resolve()}/broker.sock"
+
+    @property
+    def blobs(self) -> Path:
+        if self.blob_url:
+            return Path(urlsplit(self.blob_url).path if "://" in self.blob_url else self.blob_url)
+        return self.data_dir / "blobs"
+
+    def classes(self) -> dict[str, HardwareClass]:
+        """The hardware classes: the built-in ones, and those of the operator's TOML file."""
+        return DEFAULT_CLASSES | (_read_classes(Path(self.hardware)) if self.hardware else {})
+
+    def masked(self) -> dict[str, str]:
+        """Every value as text, passwords and keys hidden."""
+        out = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name == "key" and value:
+                value = "***"
+            elif isinstance(value, str) and "://" in value:
+                value = mask_url(value)
+            out[item.name] = str(value)
+        return out
+
+
+def redis_url(broker: str) -> str:
+    """The broker's URL as redis-py spells it (kombu says `redis+socket://`, redis-py `unix://`)."""
+    return "unix://" + broker.removeprefix("redis+socket://") if broker.startswith("redis+socket://") else broker
+
+
+def mask_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    host = parts.hostname or ""
+    netloc = f"{parts.username or ''}:***@{host}" + (f":{parts.port}" if parts.port else "")
+    return urlunsplit(parts._replace(netloc=netloc))
+
+
+def _read_classes(path: Path) -> dict[str, HardwareClass]:
+    try:
+        tables = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise SettingsInvalid(f"HEADRACE_HARDWARE={path}: {error}") from error
+    out = {}
+    for name, table in tables.get("classes", tables).items():
+        known = {"providers", "options", "threads"}
+        if not isinstance(table, dict) or not table.get("providers") or set(table) - known:
+            raise SettingsInvalid(
+                f"HEADRACE_HARDWARE={path}: class {name!r} needs `providers = [\"…ExecutionProvider\"]` "
+                f"and may have {sorted(known - {'providers'})}"
+            )
+        out[name] = HardwareClass(name, tuple(table["providers"]), table.get("options", {}),
+                                  int(table.get("threads", 1)))
+    return out
+
+
+def _floats(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(",") if part.strip())
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+_PARSERS: dict[str, Any] = {
+    "data_dir": Path, "lease_s": float, "max_attempts": int, "sweep_s": float, "max_inline_bytes": int,
+    "max_body_bytes": int, "max_upload_bytes": int, "result_ttl_s": float, "max_wait_s": float, "port": int,
+    "webhook_schedule": _floats, "webhook_allow": _words,
+}
+_CHOICES = {"sqlite_synchronous": ("full", "normal"), "log_format": ("console", "json"), "auth": ("off", "keys")}
+_POSITIVE = ("lease_s", "max_attempts", "sweep_s", "max_inline_bytes", "max_body_bytes", "max_upload_bytes",
+             "result_ttl_s", "max_wait_s")
+
+
+def load(environ: Mapping[str, str] | None = None, **flags: Any) -> Settings:
+    """Settings from `environ` (default: the process's), overridden by flags that are not None.
+
+    Raises SettingsInvalid with every fault at once.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    faults: list[Fault] = []
+    for item in fields(Settings):
+        name = PREFIX + item.name.upper()
+        if flags.get(item.name) is not None:
+            values[item.name] = flags[item.name]
+        elif name in environ:
+            text = environ[name]
+            try:
+                values[item.name] = _PARSERS.get(item.name, str)(text)
+            except ValueError:
+                wanted = _PARSERS[item.name].__name__.strip("_")
+                faults.append(Fault(name, "type", f"{text!r} is not a valid {wanted}"))
+    for name, allowed in _CHOICES.items():
+        if name in values and values[name] not in allowed:
+            faults.append(Fault(PREFIX + name.upper(), "choice", f"{values[name]!r} is not one of {', '.join(allowed)}"))
+    for name in _POSITIVE:
+        if name in values and not values[name] > 0:
+            faults.append(Fault(PREFIX + name.upper(), "positive", f"{values[name]} must be above 0"))
+    database = values.get("database_url", "")
+    if database and urlsplit(database).scheme.split("+")[0] not in ("sqlite", "postgresql", "postgres"):
+        faults.append(Fault(PREFIX + "DATABASE_URL", "scheme", "use sqlite:///path or postgresql://…"))
+    if values.get("max_inline_bytes", 1) > values.get("max_body_bytes", 8 * MIB):
+        faults.append(Fault(PREFIX + "MAX_INLINE_BYTES", "order", "must not exceed HEADRACE_MAX_BODY_BYTES"))
+    if faults:
+        text = "; ".join(f"{fault.pointer}: {fault.detail}" for fault in faults)
+        raise SettingsInvalid(text, faults=tuple(faults))
+    return Settings(**values)

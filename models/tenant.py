@@ -1,0 +1,43 @@
+"""Tenants, API keys, and the idempotency keys of their requests."""
+
+import sqlalchemy as sa
+
+from models.schema import Bytes, Text, Time, metadata
+
+DEFAULT = "default"
+SCOPES = ("jobs:read", "jobs:write", "bulks:read", "bulks:write", "models:read", "models:write", "webhooks:manage",
+          "admin")
+
+tenants = sa.Table(
+    "tenants", metadata,
+    sa.Column("id", Text, primary_key=True),
+    sa.Column("webhook_secret", Text, nullable=False),
+    sa.Column("created_at", Time, nullable=False),
+)
+
+api_keys = sa.Table(
+    "api_keys", metadata,
+    sa.Column("id", Text, primary_key=True),
+    sa.Column("tenant", Text, nullable=False),
+    sa.Column("name", Text, nullable=False),
+    sa.Column("hash", Text, nullable=False, unique=True),  # hex SHA-256: the key itself is high-entropy
+    sa.Column("hint", Text, nullable=False),  # its last 4 characters
+    sa.Column("scopes", Text, nullable=False),  # space-separated
+    sa.Column("created_at", Time, nullable=False),
+    sa.Column("expires_at", Time),
+    sa.Column("revoked_at", Time),
+    sa.Column("last_used_at", Time),
+)
+
+idempotency_keys = sa.Table(
+    "idempotency_keys", metadata,
+    sa.Column("tenant", Text, primary_key=True),
+    sa.Column("path", Text, primary_key=True),
+    sa.Column("key", Text, primary_key=True),
+    sa.Column("fingerprint", Text, nullable=False),  # hex SHA-256 of method, path, content type and body
+    sa.Column("status", sa.Integer, nullable=False),
+    sa.Column("body", Bytes, nullable=False),
+    sa.Column("headers", Text, nullable=False),  # JSON
+    sa.Column("created_at", Time, nullable=False),
+    sa.Index("ix_idempotency_keys_created", "created_at"),
+)
