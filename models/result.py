@@ -12,4 +12,6 @@ results = sa.Table(
     sa.Column("blob", Text),
     sa.Column("removed", Flag, nullable=False),  # past its retention: the job remembers that it had one
     sa.Column("created_at", Time, nullable=False),
+    sa.Index("ix_results_blob", "blob", sqlite_where=sa.text("blob IS NOT NULL"),
+             postgresql_where=sa.text("blob IS NOT NULL")),
 )
