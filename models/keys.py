@@ -1,6 +1,7 @@
-"""API keys: `hr_`, 30 random base62 characters (178 bits), and a checksum, so that a typo or a truncated paste is
-told from a wrong key without a look at the database, and leaked keys can be found by a scanner. Only the SHA-256 is
-stored: the key itself has more entropy than any dictionary, so it needs no slow hash.
+"""API keys: `hr_`, 30 random base62 characters (178 bits), and a checksum.
+
+The checksum tells a typo or a cut-off paste from a wrong key without a look at the database, and lets scanners find
+leaked keys. Only the SHA-256 is stored: a key has too much entropy to be guessed, so it needs no slow hash.
 """
 
 import hashlib
@@ -77,11 +78,9 @@ _EXISTS = Statement("SELECT 1 FROM api_keys WHERE id = :id")
 def create(tx: Transaction, *, tenant: str, name: str, scopes: Sequence[str], key: str,
            expires_days: float | None = None) -> ApiKey:
     """Store a minted key for a tenant; `expires_days` from now, or for good."""
-    clock = tx.one(_CLOCK)
-    assert clock is not None
-    now = int(clock[0])
-    made = ApiKey(ids.new(ids.KEY), tenant, name, key[-4:], tuple(scopes), now,
-                  None if expires_days is None else now + int(expires_days * DAY_MS), None, None)
+    now = int(tx.all(_CLOCK)[0][0])
+    expires_at = None if expires_days is None else now + int(expires_days * DAY_MS)
+    made = ApiKey(ids.new(ids.KEY), tenant, name, key[-4:], tuple(scopes), now, expires_at, None, None)
     tx.insert(api_keys, [{
         "id": made.id, "tenant": tenant, "name": name, "hash": digest(key), "hint": made.hint,
         "scopes": " ".join(scopes), "created_at": now, "expires_at": made.expires_at}])
@@ -90,7 +89,8 @@ def create(tx: Transaction, *, tenant: str, name: str, scopes: Sequence[str], ke
 
 def listing(tx: Transaction) -> list[ApiKey]:
     """Every key, the revoked ones too, by tenant and age."""
-    return [ApiKey(*row[:4], tuple(row[4].split()), *row[5:]) for row in tx.all(_LISTING)]
+    return [ApiKey(id_, tenant, name, hint, tuple(scopes.split()), created, expires, revoked, used)
+            for id_, tenant, name, hint, scopes, created, expires, revoked, used in tx.all(_LISTING)]
 
 
 def revoke(tx: Transaction, key_id: str) -> bool | None:
