@@ -4,12 +4,11 @@ Every write is conditional on `running, not waiting, incarnation = mine, attempt
 lease writes nothing.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from models import event
-from models.database import SQLITE, Statement, Transaction
+from models.database import SQLITE, Row, Statement, Transaction
 from models.job import FAILED, SUCCEEDED
 from models.result import results
 
@@ -80,22 +79,32 @@ def claim(tx: Transaction, ids: Sequence[str], *, incarnation: str, hardware: st
 _FENCE = "state = 'running' AND NOT waiting AND incarnation = :incarnation"
 _BEGIN = Statement(f"UPDATE jobs SET begun = TRUE WHERE id {{in ids}} AND {_FENCE}")
 _FIELDS = "id, attempt, state, error_code, error_message, run_ms, batch_size"
-_SET_SETTLED = """state = CASE WHEN jobs.deadline_at <= {now} THEN 'expired' ELSE d.state END, finished_at = {now},
-    error_code = d.error_code, error_message = d.error_message, run_ms = d.run_ms, batch_size = d.batch_size"""
-# The unary plus keeps SQLite from walking all running jobs of the incarnation for each row.
 _SETTLE = Statement(
     f"""WITH d AS (SELECT * FROM unnest(:ids::text[], :attempts::int[], :states::text[], :codes::text[],
         :messages::text[], :run_ms::float8[], :sizes::int[]) AS d({_FIELDS})),
-    locked AS (SELECT j.id FROM jobs j JOIN d ON d.id = j.id WHERE j.{_FENCE.replace("NOT waiting", "NOT j.waiting")}
-        AND j.attempt = d.attempt ORDER BY j.id FOR UPDATE OF j)
-    UPDATE jobs SET {_SET_SETTLED} FROM d, locked WHERE jobs.id = locked.id AND d.id = jobs.id
-    RETURNING jobs.id, jobs.state, jobs.webhook IS NOT NULL, jobs.finished_at""",
-    sqlite=f"""UPDATE jobs SET {_SET_SETTLED} FROM (SELECT value->>0 AS id, value->>1 AS attempt, value->>2 AS state,
-        value->>3 AS error_code, value->>4 AS error_message, value->>5 AS run_ms, value->>6 AS batch_size
-        FROM json_each(:rows)) AS d
-    WHERE jobs.id = d.id AND jobs.attempt = d.attempt AND +jobs.state = 'running' AND NOT waiting
-        AND +jobs.incarnation = :incarnation
-    RETURNING id, state, webhook IS NOT NULL, finished_at""")
+    locked AS (SELECT j.id FROM jobs j JOIN d ON d.id = j.id WHERE j.state = 'running' AND NOT j.waiting
+        AND j.incarnation = :incarnation AND j.attempt = d.attempt ORDER BY j.id FOR UPDATE OF j)
+    UPDATE jobs SET state = CASE WHEN jobs.deadline_at <= {{now}} THEN 'expired' ELSE d.state END,
+        finished_at = {{now}}, error_code = d.error_code, error_message = d.error_message, run_ms = d.run_ms,
+        batch_size = d.batch_size FROM d, locked WHERE jobs.id = locked.id AND d.id = jobs.id
+    RETURNING jobs.id, jobs.state, jobs.webhook IS NOT NULL, jobs.finished_at""")
+# SQLite's writer is alone from BEGIN IMMEDIATE on, so it may look first: half the cost of UPDATE … FROM json_each.
+# The unary plus keeps it from walking all the incarnation's running jobs for each row.
+_STILL_HELD = Statement(
+    "SELECT id, attempt, deadline_at IS NOT NULL AND deadline_at <= {now}, webhook IS NOT NULL, {now} FROM jobs "
+    "WHERE id {in ids} AND +state = 'running' AND NOT waiting AND +incarnation = :incarnation")
+_SETTLE_EACH = Statement("UPDATE jobs SET state = ?, finished_at = ?, error_code = ?, error_message = ?, run_ms = ?, "
+                         "batch_size = ? WHERE id = ?")
+
+
+def _settle_sqlite(tx: Transaction, outcomes: Sequence[Outcome], incarnation: str) -> list[Row]:
+    held = {(row[0], row[1]): row for row in
+            tx.all(_STILL_HELD, ids=[o.id for o in outcomes], incarnation=incarnation)}
+    settled = [(o, "expired" if held[o.id, o.attempt][2] else o.state, *held[o.id, o.attempt][3:])
+               for o in outcomes if (o.id, o.attempt) in held]
+    tx.update_each(_SETTLE_EACH, [(state, now, o.error_code, o.error_message, o.run_ms, o.batch_size, o.id)
+                                  for o, state, _, now in settled])
+    return [(o.id, state, listened, now) for o, state, listened, now in settled]
 
 
 def settle(tx: Transaction, outcomes: Sequence[Outcome], *, incarnation: str,
@@ -105,8 +114,7 @@ def settle(tx: Transaction, outcomes: Sequence[Outcome], *, incarnation: str,
     A job past its deadline ends as expired. `begin`: jobs of the next batch, whose run has started meanwhile.
     """
     if tx.dialect == SQLITE:
-        rows = tx.all(_SETTLE, incarnation=incarnation, rows=json.dumps([
-            (o.id, o.attempt, o.state, o.error_code, o.error_message, o.run_ms, o.batch_size) for o in outcomes]))
+        rows = _settle_sqlite(tx, outcomes, incarnation)
     else:
         rows = tx.all(
             _SETTLE, incarnation=incarnation, ids=[o.id for o in outcomes], attempts=[o.attempt for o in outcomes],
@@ -114,9 +122,8 @@ def settle(tx: Transaction, outcomes: Sequence[Outcome], *, incarnation: str,
             messages=[o.error_message for o in outcomes], run_ms=[o.run_ms for o in outcomes],
             sizes=[o.batch_size for o in outcomes])
     settled = {row[0]: row for row in rows}
-    tx.insert(results, [
-        {"job_id": o.id, "attempt": o.attempt, "body": o.output, "blob": o.output_blob, "removed": False,
-         "created_at": settled[o.id][3]}
+    tx.insert_rows(results, ("job_id", "attempt", "body", "blob", "removed", "created_at"), [
+        (o.id, o.attempt, o.output, o.output_blob, False, settled[o.id][3])
         for o in outcomes if o.id in settled and settled[o.id][1] == SUCCEEDED])
     everybody = event.any_endpoint(tx)
     _tell(tx, {job_id: row[1] for job_id, row in settled.items() if everybody or row[2]})

@@ -108,14 +108,26 @@ class Transaction:
 
     def insert(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
         """Insert rows that all have the same keys: one statement, however many."""
+        if rows:
+            names = tuple(rows[0])
+            self.insert_rows(table, names, [tuple(row[name] for name in names) for row in rows])
+
+    def insert_rows(self, table: sa.Table, names: tuple[str, ...], rows: Sequence[Row]) -> None:
+        """The same for rows as tuples in the order of `names`: a fifth less than with dicts on the hot path."""
         if not rows:
             return
-        names = tuple(rows[0])
         statement = _insert_statement(table, names, self.dialect)
         if self.dialect == SQLITE:
             self.cursor.executemany(statement, rows)
         else:
-            self.cursor.execute(statement, {name: [row[name] for row in rows] for name in names})
+            self.cursor.execute(statement, [list(column) for column in zip(*rows, strict=True)])
+
+    def update_each(self, statement: Statement, rows: Sequence[Row]) -> int:
+        """SQLite only: run an UPDATE with `?` places once a row; how many rows were touched in all."""
+        connection: sqlite3.Connection = self.cursor.connection
+        before = connection.total_changes
+        self.cursor.executemany(statement.compiled(SQLITE), rows)
+        return connection.total_changes - before
 
 
 _INSERTS: dict[tuple[str, tuple[str, ...], str], str] = {}
@@ -127,10 +139,10 @@ def _insert_statement(table: sa.Table, names: tuple[str, ...], dialect: str) -> 
     if found is None:
         columns = ", ".join(names)
         if dialect == SQLITE:
-            found = f"INSERT INTO {table.name} ({columns}) VALUES ({', '.join(':' + n for n in names)})"
+            found = f"INSERT INTO {table.name} ({columns}) VALUES ({', '.join('?' * len(names))})"
         else:
             kinds = (_PG_TYPES[str(table.c[n].type).split("(")[0]] for n in names)
-            arrays = ", ".join(f"%({n})s::{kind}[]" for n, kind in zip(names, kinds, strict=True))
+            arrays = ", ".join(f"%s::{kind}[]" for kind in kinds)
             found = f"INSERT INTO {table.name} ({columns}) SELECT * FROM unnest({arrays})"
         _INSERTS[key] = found
     return found

@@ -148,18 +148,19 @@ _COLUMNS = ("j.id, j.tenant, j.network, j.hardware, j.state, j.attempt, j.crashe
             "j.error_message, j.metadata, j.webhook")
 
 
+_NEW = ("id", "tenant", "network", "hardware", "state", "waiting", "suspect", "begun", "priority", "work", "attempt",
+        "crashes", "crashes_alone", "ticketed_until", "created_at", "deadline_at", "allowed", "metadata", "webhook")
+
+
 def accept(tx: Transaction, new: Sequence[NewJob], now: int) -> None:
     """Store jobs as queued. `now`: the database's clock in this transaction."""
     until = now + int(TICKET_S * 1000)
-    tx.insert(jobs, [{
-        "id": job.id, "tenant": job.tenant, "network": job.network, "hardware": job.hardware, "state": QUEUED,
-        "waiting": True, "suspect": False, "begun": False, "priority": job.priority, "work": job.work, "attempt": 0,
-        "crashes": 0, "crashes_alone": 0, "ticketed_until": until if job.ticketed else None, "created_at": now,
-        "deadline_at": None if job.deadline_s is None else now + int(job.deadline_s * 1000),
-        "allowed": None if job.allowed is None else json.dumps(job.allowed),
-        "metadata": job.metadata, "webhook": job.webhook,
-    } for job in new])
-    tx.insert(inputs, [{"job_id": job.id, "body": job.input, "blob": job.input_blob} for job in new])
+    tx.insert_rows(jobs, _NEW, [(
+        job.id, job.tenant, job.network, job.hardware, QUEUED, True, False, False, job.priority, job.work, 0, 0, 0,
+        until if job.ticketed else None, now, None if job.deadline_s is None else now + int(job.deadline_s * 1000),
+        None if job.allowed is None else json.dumps(job.allowed), job.metadata, job.webhook,
+    ) for job in new])
+    tx.insert_rows(inputs, ("job_id", "body", "blob"), [(job.id, job.input, job.input_blob) for job in new])
 
 
 _GET = Statement(
