@@ -1,4 +1,7 @@
-"""Networks: versioned model artifacts with their manifests. `checking → ready | rejected → retired`."""
+"""Networks: versioned model artifacts with their manifests. `checking → ready | rejected → retired`.
+
+A withdrawn version takes no new jobs; it is retired once its live ones are done.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,6 +29,7 @@ networks = sa.Table(
     sa.Column("signature", Text),  # JSON, written by the worker that checked it
     sa.Column("created_at", Time, nullable=False),
     sa.Column("ready_at", Time),
+    sa.Column("withdrawn_at", Time),  # takes no new jobs from then on
     sa.Column("updated_at", Time, nullable=False),
     sa.CheckConstraint("state IN ('checking','ready','rejected','retired')", name="state"),
 )
@@ -45,6 +49,12 @@ class Network:
     signature: Mapping[str, Any] | None
     created_at: int
     ready_at: int | None
+    withdrawn_at: int | None = None
+
+    @property
+    def serving(self) -> bool:
+        """Whether new jobs are accepted for it."""
+        return self.state == READY and self.withdrawn_at is None
 
     @property
     def reference(self) -> str:
@@ -55,7 +65,8 @@ class Network:
         return tuple(self.manifest["hardware"])
 
 
-_FIELDS = ("name, version, task, state, reason, is_default, digest, manifest, files, signature, created_at, ready_at")
+_FIELDS = ("name, version, task, state, reason, is_default, digest, manifest, files, signature, created_at, "
+           "ready_at, withdrawn_at")
 _ALL = Statement(f"SELECT {_FIELDS} FROM networks ORDER BY name, created_at, version")
 _GET = Statement(f"SELECT {_FIELDS} FROM networks WHERE name = :name AND version = :version")
 _CHECKING = Statement(f"SELECT {_FIELDS} FROM networks WHERE state = 'checking' ORDER BY created_at LIMIT :limit")
@@ -70,18 +81,34 @@ _REJECT = Statement("UPDATE networks SET state = 'rejected', reason = :reason, u
 _UNSET = Statement("UPDATE networks SET is_default = FALSE, updated_at = {now} WHERE name = :name AND is_default")
 _PROMOTE = Statement("UPDATE networks SET is_default = TRUE, updated_at = {now} "
                      "WHERE name = :name AND version = :version")
+# The first live version of a name is its default, until another is promoted.
+_INHERIT = Statement(
+    "UPDATE networks SET is_default = TRUE, updated_at = {now} WHERE name = :name AND NOT EXISTS "
+    "(SELECT 1 FROM networks d WHERE d.name = :name AND d.is_default) AND version = (SELECT version FROM networks f "
+    "WHERE f.name = :name AND f.state IN ('checking', 'ready') AND f.withdrawn_at IS NULL "
+    "ORDER BY f.created_at, f.version LIMIT 1)")
+_WITHDRAW = Statement("UPDATE networks SET withdrawn_at = COALESCE(withdrawn_at, {now}), is_default = FALSE, "
+                      "updated_at = {now} WHERE name = :name AND version = :version")
+_REINSTATE = Statement("UPDATE networks SET withdrawn_at = NULL, updated_at = {now} "
+                       "WHERE name = :name AND version = :version AND state <> 'retired'")
+_WITHDRAWN = Statement("SELECT name, version FROM networks WHERE withdrawn_at IS NOT NULL AND state <> 'retired' "
+                       "ORDER BY name, version")
 _RETIRE = Statement("UPDATE networks SET state = 'retired', is_default = FALSE, updated_at = {now} "
                     "WHERE name = :name AND version = :version")
 _REVIVE = Statement(
-    "UPDATE networks SET state = 'checking', reason = NULL, signature = NULL, digest = :digest, manifest = :manifest, "
-    "files = :files, task = :task, updated_at = {now} "
+    "UPDATE networks SET state = 'checking', reason = NULL, signature = NULL, ready_at = NULL, withdrawn_at = NULL, "
+    "digest = :digest, manifest = :manifest, files = :files, task = :task, updated_at = {now} "
     "WHERE name = :name AND version = :version AND state IN ('rejected', 'retired')")
-_LIVE_JOBS = Statement("SELECT count(*) FROM jobs WHERE network = :network AND state IN ('queued','running')")
+# Each part reads one of the partial indexes over live jobs, never the finished ones.
+_LIVE_JOBS = Statement(
+    "SELECT (SELECT count(*) FROM jobs WHERE network = :network AND waiting AND deadline_at IS NULL) + "
+    "(SELECT count(*) FROM jobs WHERE network = :network AND waiting AND deadline_at IS NOT NULL) + "
+    "(SELECT count(*) FROM jobs WHERE network = :network AND state = 'running' AND NOT waiting)")
 
 
 def _from_row(row: Row) -> Network:
     return Network(*row[:5], bool(row[5]), row[6], json.loads(row[7]), json.loads(row[8]),
-                   None if row[9] is None else json.loads(row[9]), row[10], row[11])
+                   None if row[9] is None else json.loads(row[9]), row[10], row[11], row[12])
 
 
 def every(tx: Transaction) -> list[Network]:
@@ -102,7 +129,12 @@ def add(tx: Transaction, *, name: str, version: str, task: str, digest: str, man
     """Store a version as `checking`; False if it exists. A rejected or retired version may be replaced."""
     values = {"name": name, "version": version, "task": task, "digest": digest,
               "manifest": json.dumps(manifest), "files": json.dumps(files)}
-    return tx.run(_ADD, **values) == 1 or tx.run(_REVIVE, **values) == 1
+    if tx.run(_ADD, **values) == 1:
+        return True
+    revived = tx.run(_REVIVE, **values) == 1
+    if revived:
+        tx.run(_INHERIT, name=name)
+    return revived
 
 
 def accept(tx: Transaction, network: Network, signature: Mapping[str, Any]) -> bool:
@@ -111,7 +143,11 @@ def accept(tx: Transaction, network: Network, signature: Mapping[str, Any]) -> b
 
 
 def reject(tx: Transaction, network: Network, reason: str) -> bool:
-    return tx.run(_REJECT, name=network.name, version=network.version, digest=network.digest, reason=reason) == 1
+    rejected = tx.run(_REJECT, name=network.name, version=network.version, digest=network.digest,
+                      reason=reason) == 1
+    if rejected:
+        tx.run(_INHERIT, name=network.name)
+    return rejected
 
 
 def promote(tx: Transaction, name: str, version: str) -> None:
@@ -119,10 +155,29 @@ def promote(tx: Transaction, name: str, version: str) -> None:
     tx.run(_PROMOTE, name=name, version=version)
 
 
-def retire(tx: Transaction, name: str, version: str) -> None:
-    tx.run(_RETIRE, name=name, version=version)
+def withdraw(tx: Transaction, name: str, version: str) -> None:
+    """Take no new jobs for a version; it is retired at once if none is live, else by `retire_withdrawn`."""
+    tx.run(_WITHDRAW, name=name, version=version)
+    tx.run(_INHERIT, name=name)
+    if live_jobs(tx, f"{name}@{version}") == 0:
+        tx.run(_RETIRE, name=name, version=version)
+
+
+def reinstate(tx: Transaction, name: str, version: str) -> None:
+    """Take new jobs again for a version that is withdrawn but not yet retired."""
+    tx.run(_REINSTATE, name=name, version=version)
+    tx.run(_INHERIT, name=name)
+
+
+def retire_withdrawn(tx: Transaction) -> list[str]:
+    """Retire the withdrawn versions whose live jobs are done; which they were, as `name@version`."""
+    done = [row for row in tx.all(_WITHDRAWN) if live_jobs(tx, f"{row[0]}@{row[1]}") == 0]
+    for name, version in done:
+        tx.run(_RETIRE, name=name, version=version)
+    return [f"{name}@{version}" for name, version in done]
 
 
 def live_jobs(tx: Transaction, reference: str) -> int:
+    """How many jobs of `name@version` are queued or running."""
     row = tx.one(_LIVE_JOBS, network=reference)
     return int(row[0]) if row else 0
