@@ -94,6 +94,7 @@ def upgrade() -> None:
         sa.Column("signature", Text),
         sa.Column("created_at", Time, nullable=False),
         sa.Column("ready_at", Time),
+        sa.Column("withdrawn_at", Time),
         sa.Column("updated_at", Time, nullable=False),
         sa.CheckConstraint("state IN ('checking','ready','rejected','retired')",
                            name=op.f("ck_networks_state")),
