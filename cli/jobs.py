@@ -37,7 +37,7 @@ def submit(*, model: str, input: str, wait: bool, timeout_s: float | None, prior
            metadata: tuple[str, ...], idempotency_key: str | None, as_json: bool) -> None:
     """Submit one job: INPUT for MODEL (a name, or name@version).
 
-    INPUT is JSON text, @file.json, - for standard input, or, where the network takes it, plain text or any file.
+    INPUT is JSON text, @file.json, - (standard input) or, where the network takes it, plain text or any file.
     """
     service = client.from_environment()
     body: dict[str, Any] = {"model": model, "input": job_input.read(input, _task(service, model))}
