@@ -107,8 +107,9 @@ _LIVE_JOBS = Statement(
 
 
 def _from_row(row: Row) -> Network:
-    return Network(*row[:5], bool(row[5]), row[6], json.loads(row[7]), json.loads(row[8]),
-                   None if row[9] is None else json.loads(row[9]), row[10], row[11], row[12])
+    name, version, task, state, reason, default, digest, manifest, files, signature, *times = row
+    return Network(name, version, task, state, reason, bool(default), digest, json.loads(manifest), json.loads(files),
+                   None if signature is None else json.loads(signature), *times)
 
 
 def every(tx: Transaction) -> list[Network]:
