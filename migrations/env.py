@@ -4,12 +4,12 @@ from alembic import context
 
 from models.tables import metadata
 
-# The whole upgrade is one transaction on both databases: a failed revision leaves the schema as it was.
+# A revision is one transaction on both databases: a failed one leaves the schema as it was.
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=metadata,
     compare_type=True,
-    transaction_per_migration=False,
+    transaction_per_migration=True,
 )
 with context.begin_transaction():
     context.run_migrations()

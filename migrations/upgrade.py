@@ -1,6 +1,7 @@
-"""`upgrade(url)` brings a database to the newest revision, `check(url)` names what differs from the models."""
+"""`upgrade(url)` brings a database to the newest revision, `check(url)` says how it differs from it."""
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from models.tables import metadata
 LOCK_TIMEOUT_MS = 10_000  # a migration that waits for a lock makes everybody behind it wait too
 UPGRADE_LOCK = 0x68656164  # PostgreSQL's advisory lock: two deployments that upgrade at once take turns
 HEAD = "head"
+_ONE_AT_A_TIME = threading.Lock()  # Alembic keeps its context in module globals
 
 
 def upgrade(url: str, revision: str = HEAD) -> None:
@@ -29,7 +31,7 @@ def upgrade(url: str, revision: str = HEAD) -> None:
     """
     if url.startswith("sqlite"):
         Path(database.sqlite_path(url)).parent.mkdir(parents=True, exist_ok=True)
-    with _connected(url) as connection:
+    with _ONE_AT_A_TIME, _connected(url) as connection:
         if connection.dialect.name == "postgresql":
             connection.exec_driver_sql(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
             connection.exec_driver_sql(f"SELECT pg_advisory_lock({UPGRADE_LOCK})")
