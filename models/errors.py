@@ -17,6 +17,7 @@ class HeadraceError(Exception):
 
     code = "internal"
     retryable = False
+    retry_after_s = 1.0  # when to try again, where that can help
 
     def __init__(self, detail: str = "", *, faults: tuple[Fault, ...] = ()) -> None:
         super().__init__(detail or (self.__doc__ or self.code).strip())

@@ -1,0 +1,219 @@
+"""One way from a WSGI request to its reply: id, origin, key, scope, media type, size, view, problem+json.
+
+Flask's shell and the short lane of the hottest routes both end here, so they answer alike, auth included.
+"""
+
+import functools
+import ipaddress
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
+
+import structlog
+import uuid_utils
+
+from api import errors
+from api.http import JSON, Principal, Reply, Request, Route
+from models import errors as faults
+from models.tenant import DEFAULT, SCOPES
+
+if TYPE_CHECKING:
+    from api.service import Service
+
+log = structlog.get_logger("headrace.api")
+
+EVERYTHING = frozenset(SCOPES)
+KEYLESS = Principal(DEFAULT, EVERYTHING)
+MAX_QUERY_FIELDS = 64
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}\Z")
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+
+class Headers(Mapping[str, str]):
+    """A WSGI environment's headers under their lower-case names, looked up as they are asked for."""
+
+    __slots__ = ("_environ",)
+
+    def __init__(self, environ: Mapping[str, Any]) -> None:
+        self._environ = environ
+
+    def __getitem__(self, name: str) -> str:
+        key = name.upper().replace("-", "_")
+        value: str = self._environ[key if key in _UNPREFIXED else "HTTP_" + key]
+        if not value and key in _UNPREFIXED:
+            raise KeyError(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        for key in self._environ:
+            if key.startswith("HTTP_") or (key in _UNPREFIXED and self._environ[key]):
+                yield key.removeprefix("HTTP_").lower().replace("_", "-")
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+_UNPREFIXED = ("CONTENT_TYPE", "CONTENT_LENGTH")
+
+
+def answer(service: "Service", route: Route, environ: Mapping[str, Any], params: Mapping[str, str]) -> Reply:
+    """The reply to a request that `route` answers. Never raises."""
+    started = time.perf_counter()
+    request = request_of(environ, route.method, params)
+    try:
+        principal = admit(service, route, request)
+        _read_query(route, environ, request)
+        _read_body(service, route, environ, request)
+        reply = route.view(service, request, principal)
+    except faults.HeadraceError as error:
+        reply = refusal(error, request)
+    except Exception:
+        log.exception("request_failed", request_id=request.id, method=request.method, path=request.path)
+        reply = errors.problem(faults.HeadraceError("something went wrong here; the log of this service says what"),
+                               request)
+    reply.headers["X-Request-Id"] = request.id
+    service.metrics.observe(route, reply.status, time.perf_counter() - started)
+    return reply
+
+
+def refusal(error: faults.HeadraceError, request: Request) -> Reply:
+    """The problem+json of an error; those that are ours to mend are logged."""
+    reply = errors.problem(error, request)
+    if reply.status >= 500:
+        log.warning("request_refused", request_id=request.id, path=request.path, code=error.code, detail=error.detail)
+    return reply
+
+
+def request_of(environ: Mapping[str, Any], method: str, params: Mapping[str, str]) -> Request:
+    path = environ["PATH_INFO"]
+    if not path.isascii():  # WSGI hands bytes over as latin-1
+        path = path.encode("latin-1").decode("utf-8", "replace")
+    given = environ.get("HTTP_X_REQUEST_ID")
+    request_id = given if given and _REQUEST_ID.match(given) else "req_" + uuid_utils.uuid7().hex
+    return Request(method, path, headers=Headers(environ), params=params, id=request_id,
+                   remote=environ.get("REMOTE_ADDR") or "")
+
+
+def admit(service: "Service", route: Route, request: Request) -> Principal:
+    """Who asks, if they may ask this. Raises Unauthenticated or Forbidden."""
+    if service.settings.auth == "off":
+        # Without keys only this machine may ask, and a page in a browser is not this machine: it shows by its name.
+        _check_origin(request, service.settings.host)
+        return KEYLESS
+    if route.scope is None:
+        return KEYLESS
+    kind, _, key = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() != "bearer" or not key:
+        raise faults.Unauthenticated
+    principal = service.keyring.verify(key.strip())
+    if route.scope not in principal.scopes and "admin" not in principal.scopes:
+        raise faults.Forbidden(f"this call needs a key with the scope {route.scope}")
+    return principal
+
+
+def _check_origin(request: Request, bound: str) -> None:
+    host = request.headers.get("host")
+    if host is not None and not _is_ours(host, bound):
+        raise faults.Forbidden(f"Host {host!r} is not this machine: without API keys, ask for 127.0.0.1 or localhost")
+    origin = request.headers.get("origin")
+    if origin is not None and not _is_ours(urlsplit(origin).netloc if "://" in origin else "", bound):
+        raise faults.Forbidden(f"Origin {origin!r} may not drive this service: it runs without API keys")
+
+
+@functools.lru_cache(1024)
+def _is_ours(netloc: str, bound: str) -> bool:
+    try:
+        name = urlsplit(f"//{netloc}").hostname or ""
+    except ValueError:
+        return False
+    return is_loopback(name) or (name == bound.lower().strip("[]") and name != "")
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a host name or address is this machine's own."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _read_query(route: Route, environ: Mapping[str, Any], request: Request) -> None:
+    text = environ.get("QUERY_STRING")
+    if not text:
+        return
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS)
+    except ValueError as error:
+        raise faults.InvalidRequest(f"the query string can't be read: {error}") from error
+    query = dict(pairs)
+    unknown = [name for name in query if name not in route.query]
+    if route.query and unknown:
+        known = ", ".join(route.query)
+        raise faults.InvalidRequest("unknown query parameters", faults=tuple(
+            faults.Fault(f"?{name}", "unknown", f"this call knows {known}") for name in unknown))
+    request.query = query
+
+
+def _read_body(service: "Service", route: Route, environ: Mapping[str, Any], request: Request) -> None:
+    """Read the body, or leave an upload's to its view; too large is refused before it is read."""
+    if request.method not in _WITH_BODY:
+        return
+    settings = service.settings
+    limit = route.max_body or (settings.max_upload_bytes if route.upload else settings.max_body_bytes)
+    length = _length(environ)
+    if length is not None and length > limit:
+        raise _too_large(limit)
+    if route.upload:
+        request.stream = environ["wsgi.input"]
+        return
+    if length == 0 or (length is None and "chunked" not in environ.get("HTTP_TRANSFER_ENCODING", "").lower()):
+        return
+    _check_media_type(environ.get("CONTENT_TYPE") or "")
+    request.body = _read(environ["wsgi.input"], limit if length is None else length)
+    if len(request.body) > limit:
+        raise _too_large(limit)
+    if length is not None and len(request.body) < length:
+        raise faults.InvalidJson(f"the body ended after {len(request.body)} of {length} bytes")
+
+
+def _read(stream: Any, size: int) -> bytes:
+    """Up to `size` bytes and one more, which tells that there were too many."""
+    data: bytes = stream.read(size + 1)
+    if len(data) > size or not data:
+        return data
+    parts = [data]
+    total = len(data)
+    while total <= size:
+        part = stream.read(size + 1 - total)
+        if not part:
+            break
+        parts.append(part)
+        total += len(part)
+    return b"".join(parts)
+
+
+def _length(environ: Mapping[str, Any]) -> int | None:
+    text = environ.get("CONTENT_LENGTH")
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise faults.InvalidRequest("Content-Length is not a number of bytes")
+    return int(text)
+
+
+def _too_large(limit: int) -> faults.PayloadTooLarge:
+    return faults.PayloadTooLarge(f"the body is larger than {limit} bytes; send less, or raise the limit")
+
+
+def _check_media_type(content_type: str) -> None:
+    if content_type == JSON:
+        return
+    kind, _, rest = content_type.partition(";")
+    charset = rest.lower().replace(" ", "").replace('"', "")
+    if kind.strip().lower() != JSON or ("charset=" in charset and "charset=utf-8" not in charset):
+        raise faults.UnsupportedMediaType(
+            f"the body must be {JSON} in UTF-8, not {content_type or 'without a Content-Type'!r}")

@@ -1,0 +1,44 @@
+"""What a view may use: settings, database, and the moving parts of this process. Construction starts nothing."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from api.http import Route
+from models.database import Database
+from models.settings import Settings
+
+if TYPE_CHECKING:
+    from models.blobs import Blobs
+
+
+class Metrics(Protocol):
+    def observe(self, route: Route, status: int, seconds: float) -> None: ...
+
+
+class NullMetrics:
+    """Counts nothing."""
+
+    def observe(self, route: Route, status: int, seconds: float) -> None:
+        pass
+
+
+@dataclass
+class Service:
+    """The parts of one API process. `start()` runs its threads, `stop()` ends them and flushes the tickets."""
+
+    settings: Settings
+    database: Database
+    redis: Any  # redis.Redis with short time-outs; connects at its first command
+    directory: Any
+    intake: Any
+    publisher: Any
+    waiters: Any
+    blobs: "Blobs"
+    keyring: Any
+    metrics: Metrics
+
+    def start(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
