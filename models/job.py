@@ -166,6 +166,9 @@ def accept(tx: Transaction, new: Sequence[NewJob], now: int) -> None:
 _GET = Statement(
     f"SELECT {_COLUMNS}, r.body, r.blob, r.removed FROM jobs j LEFT JOIN results r ON r.job_id = j.id "
     "WHERE j.id = :id AND j.tenant = :tenant")
+_SEVERAL = Statement(
+    f"SELECT {_COLUMNS}, CASE WHEN length(r.body) <= :limit THEN r.body END, r.blob, r.removed "
+    "FROM jobs j LEFT JOIN results r ON r.job_id = j.id WHERE j.id {in ids}")
 _STATES = Statement("SELECT id, state FROM jobs WHERE id {in ids}")
 
 
@@ -176,6 +179,11 @@ def from_row(row: Row) -> Job:
 def get(tx: Transaction, tenant: str, job_id: str) -> Job | None:
     row = tx.one(_GET, id=job_id, tenant=tenant)
     return None if row is None else from_row(row)
+
+
+def several(tx: Transaction, ids: Sequence[str], *, max_output_bytes: int) -> dict[str, Job]:
+    """The jobs of these ids that exist, whoever owns them, without outputs larger than `max_output_bytes`."""
+    return {row[0]: from_row(row) for row in tx.all(_SEVERAL, ids=ids, limit=max_output_bytes)}
 
 
 def states(tx: Transaction, ids: Sequence[str]) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 import sqlalchemy as sa
 
+from models import signing
+from models.database import Statement, Transaction
 from models.schema import Bytes, Text, Time, metadata
 
 DEFAULT = "default"
@@ -41,3 +43,16 @@ idempotency_keys = sa.Table(
     sa.Column("created_at", Time, nullable=False),
     sa.Index("ix_idempotency_keys_created", "created_at"),
 )
+
+_SECRET = Statement("SELECT webhook_secret FROM tenants WHERE id = :id")
+_ENSURE = Statement("INSERT INTO tenants (id, webhook_secret, created_at) VALUES (:id, :secret, {now}) "
+                    "ON CONFLICT (id) DO NOTHING")
+
+
+def ensure(tx: Transaction, tenant: str) -> str:
+    """The secret that signs the webhooks of this tenant's own jobs; made with the tenant's row if need be."""
+    row = tx.one(_SECRET, id=tenant)
+    if row is None:
+        tx.run(_ENSURE, id=tenant, secret=signing.new_secret())
+        row = tx.all(_SECRET, id=tenant)[0]
+    return str(row[0])

@@ -260,6 +260,7 @@ def upgrade() -> None:
         sa.Column("subject", Text, nullable=False),
         sa.Column("endpoint_id", Text),
         sa.Column("url", Text, nullable=False),
+        sa.Column("origin", Text, nullable=False),
         sa.Column("state", Text, nullable=False),
         sa.Column("attempt", sa.Integer, nullable=False),
         sa.Column("due_at", Time),
