@@ -98,3 +98,19 @@ def revoke(tx: Transaction, key_id: str) -> bool | None:
     if tx.run(_REVOKE, id=key_id) == 1:
         return True
     return None if tx.one(_EXISTS, id=key_id) is None else False
+
+
+_FIND = Statement(f"SELECT {_FIELDS}, {{now}} FROM api_keys WHERE hash = :hash AND revoked_at IS NULL "
+                  "AND (expires_at IS NULL OR expires_at > {now})")
+_TOUCH = Statement("UPDATE api_keys SET last_used_at = {now} WHERE id = :id")
+
+
+def find(tx: Transaction, key: str) -> tuple[ApiKey, int] | None:
+    """The valid key that was sent, and the database's clock; None if it is unknown, revoked or expired."""
+    row = tx.one(_FIND, hash=digest(key))
+    return None if row is None else (ApiKey(*row[:4], tuple(row[4].split()), *row[5:9]), row[9])
+
+
+def touch(tx: Transaction, key_id: str) -> None:
+    """Note that a key was used just now."""
+    tx.run(_TOUCH, id=key_id)
