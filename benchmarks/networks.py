@@ -20,7 +20,8 @@ def make(folder: Path, name: str) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     onnx.save(_mlp(SIZES[name]), target / "model.onnx")
     (target / "network.yaml").write_text(
-        f'name: {name}\nversion: "1"\ntask: tensor\nartifact: model.onnx\nhardware: [cpu, cuda]\npinned: true\n')
+        f'name: {name}\nversion: "1"\ntask: tensor\nartifact: model.onnx\nhardware: [cpu, cuda]\n'
+        "pinned: true\n")
     return target
 
 

@@ -72,7 +72,7 @@ async def fetch(bench: Bench, ids: Sequence[str], connections: int, limit_s: flo
 
 
 def _ids(sent: load.Sent) -> Iterator[str]:
-    """Ids of accepted jobs, single or from lists. A refusal ends the benchmark: figures would mean nothing."""
+    """Ids of accepted jobs, single or from lists. A refusal ends the benchmark."""
     for status, body in zip(sent.statuses, sent.bodies, strict=True):
         answer = json.loads(body)
         if status != 202:
@@ -137,7 +137,7 @@ async def idle(bench: Bench, count: int) -> dict[str, Any]:
 
 
 async def waiters(bench: Bench, clients: int, seconds: float, rate: float) -> dict[str, Any]:
-    """`clients` long polls held at once on one job that does not end, while 8 connections submit `rate` jobs/s.
+    """`clients` long polls held on one job that does not end, while 8 connections submit `rate` jobs/s.
 
     Each submitted job is long-polled too: `late` is how long after its end the poll had answered.
     """

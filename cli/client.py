@@ -12,10 +12,10 @@ from urllib.parse import quote, urlencode, urlsplit
 import click
 import urllib3
 
+from cli import codes
 from models import settings as settings_module
 from models.errors import SettingsInvalid
 
-DONE, FAILED, WRONG_USE, OUT_OF_REACH = 0, 1, 2, 3
 CONNECT_S = 5.0
 READ_S = 60.0  # above the longest long poll (30 s)
 UPLOAD_S = 3600.0
@@ -26,7 +26,7 @@ _GATEWAY = frozenset({502, 503, 504})
 class CommandFailed(click.ClickException):
     """Ends a command with one line on stderr and an exit code of the contract."""
 
-    def __init__(self, message: str, exit_code: int = FAILED) -> None:
+    def __init__(self, message: str, exit_code: int = codes.FAILED) -> None:
         super().__init__(_one_line(message))
         self.exit_code = exit_code  # type: ignore[misc]  # click means it as a constant of the class
 
@@ -39,7 +39,7 @@ class Unreachable(CommandFailed):
 
     def __init__(self, url: str, reason: str) -> None:
         hint = "Start it with `headrace up`, or set HEADRACE_URL."
-        super().__init__(f"{url} is out of reach: {reason}. {hint}", OUT_OF_REACH)
+        super().__init__(f"{url} is out of reach: {reason}. {hint}", codes.OUT_OF_REACH)
 
 
 class Refused(CommandFailed):
@@ -55,7 +55,7 @@ class Refused(CommandFailed):
             text = f"{text}: {'; '.join(faults)}"
         retryable = self.code in {"model_not_ready", "idempotency_in_progress", "result_not_ready"}
         permanent = status in _PERMANENT and not retryable
-        super().__init__(f"{text} [{self.code}]", WRONG_USE if permanent else FAILED)
+        super().__init__(f"{text} [{self.code}]", codes.WRONG_USE if permanent else codes.FAILED)
 
 
 def _fault_line(fault: Mapping[str, Any]) -> str:
@@ -90,9 +90,9 @@ class Client:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise CommandFailed(f"HEADRACE_URL={url!r} is not a URL: use http://host:port or https://host",
-                                WRONG_USE)
+                                codes.WRONG_USE)
         if not (key.isascii() and key.isprintable()):
-            raise CommandFailed("HEADRACE_KEY holds characters that no key has: copy it again", WRONG_USE)
+            raise CommandFailed("HEADRACE_KEY holds characters that no key has", codes.WRONG_USE)
         self.url = url.rstrip("/")
         self._headers = {"Accept": "application/json", "User-Agent": "headrace-cli"}
         if key.strip():
@@ -124,7 +124,8 @@ class Client:
                     timeout=urllib3.Timeout(connect=CONNECT_S, read=read_s))
                 break
             except urllib3.exceptions.LocationValueError as error:
-                raise CommandFailed(f"HEADRACE_URL={self.url!r} is not a URL: {error}", WRONG_USE) from error
+                message = f"HEADRACE_URL={self.url!r} is not a URL: {error}"
+                raise CommandFailed(message, codes.WRONG_USE) from error
             except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.NameResolutionError,
                     urllib3.exceptions.ConnectTimeoutError) as error:
                 raise Unreachable(self.url, _reason(error)) from error
@@ -171,7 +172,7 @@ def from_environment() -> Client:
     try:
         settings = settings_module.load()
     except SettingsInvalid as error:
-        raise CommandFailed(error.detail, WRONG_USE) from error
+        raise CommandFailed(error.detail, codes.WRONG_USE) from error
     return Client(settings.url, settings.key)
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cli import client
+from cli import client, codes
 
 BINARY = frozenset({"image-classification", "bytes-classification"})
 TEXT = frozenset({"text-embedding", "text-classification"})
@@ -40,10 +40,10 @@ def _interpret(data: bytes, task: str | None, origin: str, *, is_json: bool) -> 
     try:
         return json.loads(_decode(data, origin), parse_constant=_refuse_constant)
     except RecursionError:
-        raise client.CommandFailed(f"{origin} is nested too deeply", client.WRONG_USE) from None
+        raise client.CommandFailed(f"{origin} is nested too deeply", codes.WRONG_USE) from None
     except ValueError as error:
         hint = "Write JSON, @file.json, or - for standard input"
-        raise client.CommandFailed(f"{origin} is not JSON: {error}. {hint}", client.WRONG_USE) from error
+        raise client.CommandFailed(f"{origin} is not JSON: {error}. {hint}", codes.WRONG_USE) from error
 
 
 def _maybe_json(data: bytes) -> Any:
@@ -58,7 +58,7 @@ def _decode(data: bytes, origin: str) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise client.CommandFailed(f"{origin} is not UTF-8 text: byte {error.start} cannot be read",
-                                   client.WRONG_USE) from error
+                                   codes.WRONG_USE) from error
 
 
 def _refuse_constant(name: str) -> None:
@@ -69,4 +69,4 @@ def _contents(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise client.CommandFailed(f"{path}: {error.strerror}", client.WRONG_USE) from error
+        raise client.CommandFailed(f"{path}: {error.strerror}", codes.WRONG_USE) from error

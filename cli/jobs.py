@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from cli import client, job_input, tables
+from cli import client, codes, job_input, tables
 
 TERMINAL = frozenset({"succeeded", "failed", "canceled", "expired"})
 LONG_POLL_S = 30
@@ -168,6 +168,6 @@ def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise client.CommandFailed(f"--metadata {text!r}: write NAME=VALUE", client.WRONG_USE)
+            raise client.CommandFailed(f"--metadata {text!r}: write NAME=VALUE", codes.WRONG_USE)
         pairs[name] = value
     return pairs

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cli import client, tables
+from cli import client, codes, tables
 from cli.upload import Multipart, Part
 from models import manifest as manifests
 from models.errors import HeadraceError
@@ -98,7 +98,7 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise client.CommandFailed(f"{path}: {error.strerror}; a network is a folder with {MANIFEST} in it",
-                                   client.WRONG_USE) from error
+                                   codes.WRONG_USE) from error
 
 
 def _files(folder: Path, text: bytes) -> list[Part]:
@@ -107,11 +107,11 @@ def _files(folder: Path, text: bytes) -> list[Part]:
         names = manifests.files(manifests.parse(text))
     except HeadraceError as error:
         faults = "; ".join(f"{fault.pointer}: {fault.detail}" for fault in error.faults)
-        raise client.CommandFailed(f"{MANIFEST}: {faults or error.detail}", client.WRONG_USE) from error
+        raise client.CommandFailed(f"{MANIFEST}: {faults or error.detail}", codes.WRONG_USE) from error
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise client.CommandFailed(f"{MANIFEST} names {', '.join(missing)}, not found in {folder}",
-                                   client.WRONG_USE)
+                                   codes.WRONG_USE)
     return [Part(name, folder / name) for name in names]
 
 
@@ -152,5 +152,5 @@ def _reference(network: Mapping[str, Any]) -> str:
 def _versioned(model: str) -> str:
     if "@" not in model:
         raise client.CommandFailed(f"name the version too: {model}@VERSION, see `headrace models list`",
-                                   client.WRONG_USE)
+                                   codes.WRONG_USE)
     return client.segment(model)
