@@ -7,8 +7,8 @@ from models.database import Statement, Transaction
 from models.schema import Bytes, Text, Time, metadata
 
 DEFAULT = "default"
-SCOPES = ("jobs:read", "jobs:write", "bulks:read", "bulks:write", "models:read", "models:write", "webhooks:manage",
-          "admin")
+SCOPES = ("jobs:read", "jobs:write", "bulks:read", "bulks:write", "models:read", "models:write",
+          "webhooks:manage", "admin")
 
 tenants = sa.Table(
     "tenants", metadata,
