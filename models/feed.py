@@ -62,9 +62,13 @@ _LEFT = Statement(
     "AND (ticketed_until IS NULL OR ticketed_until <= {now}) LIMIT 1")
 
 
-def is_open(tx: Transaction, hardware: str, lane: str) -> bool:
-    """Whether the API may publish; the lane's row is held until commit, so that it can't be reopened meanwhile."""
-    row = tx.one(_OPEN, hardware=hardware, lane=lane)
+def is_open(tx: Transaction, hardware: str, lane: str, *, to_close: bool = False) -> bool:
+    """Whether the API may publish; the lane's row is held until commit, so that it can't be reopened meanwhile.
+
+    `to_close`: the caller means to close an open lane, so the row is locked for that at once: two who hold it
+    shared and then both want to write would deadlock.
+    """
+    row = tx.one(_LOCK_LANE if to_close else _OPEN, hardware=hardware, lane=lane)
     if row is None:
         tx.run(_ADD_LANE, hardware=hardware, lane=lane)
         return True
@@ -130,3 +134,17 @@ def clear_marks(tx: Transaction, hardware: str) -> int:
 def marked(tx: Transaction, hardware: str) -> dict[str, tuple[int, float, int]]:
     """The window: network to (jobs, work, earliest end of a mark) of those believed to have a ticket."""
     return {row[0]: (row[1], row[2], row[3]) for row in tx.all(_MARKED, hardware=hardware)}
+
+
+_WAITS = Statement("SELECT hardware, lane, wait_s FROM lanes")
+_BATCHES = Statement("SELECT network, hardware, batch_items, batch_work FROM rates")
+
+
+def waits(tx: Transaction) -> list[tuple[str, str, float | None]]:
+    """Class, lane, and the estimated wait of a job that arrives now."""
+    return tx.all(_WAITS)  # type: ignore[return-value]
+
+
+def batches(tx: Transaction) -> dict[tuple[str, str], tuple[int, float]]:
+    """(network, class) to the items and the work of one batch, as its workers learned them."""
+    return {(row[0], row[1]): (row[2], row[3]) for row in tx.all(_BATCHES)}
