@@ -1,9 +1,10 @@
 """What a view may use: settings, database, and the moving parts of this process. Construction starts nothing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from api.http import Route
+from api.readiness import Readiness
 from models.database import Database
 from models.settings import Settings
 
@@ -36,6 +37,10 @@ class Service:
     blobs: "Blobs"
     keyring: Any
     metrics: Metrics
+    readiness: Readiness = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.readiness = Readiness({"database": self.database.now, "broker": lambda: self.redis.ping()})
 
     def start(self) -> None:
         pass

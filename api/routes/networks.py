@@ -21,7 +21,7 @@ _RATES = Statement("SELECT network, hardware, overhead_s, per_work_s, batch_work
 
 
 @table.route("POST", "/v1/models", scope="models:write", upload=True,
-             summary="Upload a network: `manifest` (network.yaml) first, then each file under its relative path",
+             summary="Upload a network: `manifest` (network.yaml), then each file under its relative path",
              replies={201: shapes.Network, 200: shapes.Network, 409: None})
 def add(service: "Service", request: Request, _principal: Principal) -> Reply:
     """201 with the new version, in state `checking`; 200 if the same content is there already."""
@@ -31,8 +31,8 @@ def add(service: "Service", request: Request, _principal: Principal) -> Reply:
     name, version = upload.manifest["name"], upload.manifest["version"]
 
     def store(tx: Transaction) -> tuple[bool, Network]:
-        added = network.add(tx, name=name, version=version, task=upload.manifest["task"], digest=upload.digest,
-                            manifest=upload.manifest, files=upload.files)
+        added = network.add(tx, name=name, version=version, task=upload.manifest["task"],
+                            digest=upload.digest, manifest=upload.manifest, files=upload.files)
         found = _versioned(tx, name, version)
         if not added and found.digest == upload.digest and found.withdrawn_at is not None:
             network.reinstate(tx, name, version)
@@ -149,7 +149,7 @@ def _shape(found: Network, rates: Sequence[tuple[Any, ...]]) -> shapes.Network:
         hardware=list(found.hardware), batching=dict(manifest.get("batching") or {}),
         pinned=bool(manifest.get("pinned")),
         signature=None if found.signature is None else dict(found.signature), variants=[],
-        latency=[shapes.Latency(row[1], row[2] * 1000, row[3] * 1000, row[4], row[5], shapes.timestamp(row[6]))
+        latency=[shapes.Latency(row[1], row[2] * 1000, row[3] * 1000, *row[4:6], shapes.timestamp(row[6]))
                  for row in rates if row[0] == found.reference],
         digest=found.digest,
         files=[shapes.File(path, file["size"], file["blob"].removeprefix("sha256-"))

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 table = Table("operations")
 
-_LANES = Statement("SELECT hardware, lane, open, depth, in_flight, wait_s, oldest_at, updated_at, {now} FROM lanes")
+_LANES = Statement(
+    "SELECT hardware, lane, open, depth, in_flight, wait_s, oldest_at, updated_at, {now} FROM lanes")
 _NOW = Statement("SELECT {now}")
 
 
-@table.route("GET", "/v1/queues", scope="models:read", summary="What waits in each lane of each hardware class",
-             replies={200: shapes.QueueList})
+@table.route("GET", "/v1/queues", scope="models:read",
+             summary="What waits in each lane of each hardware class", replies={200: shapes.QueueList})
 def queues(service: "Service", _request: Request, _principal: Principal) -> Reply:
     """Every lane that has had jobs or has a live worker. Depths are those of the last roll-up."""
     with service.database.read() as tx:
@@ -28,9 +29,9 @@ def queues(service: "Service", _request: Request, _principal: Principal) -> Repl
     lanes = {(row[0], row[1]): row for row in rows}
     keys = lanes.keys() | {(str(each.hardware), lane) for each in workers for lane in lanes_of(each)}
     return shapes.reply(shapes.QueueList("list", [
-        _queue(*key, lanes.get(key), sum(1 for each in workers if each.ready and each.hardware == key[0]
-                                         and key[1] in lanes_of(each)))
-        for key in sorted(keys, key=lambda key: (key[0], contract.LANES.index(key[1])))]))
+        _queue(hardware, lane, lanes.get((hardware, lane)),
+               sum(1 for each in workers if each.ready and each.hardware == hardware and lane in lanes_of(each)))
+        for hardware, lane in sorted(keys, key=lambda key: (key[0], contract.LANES.index(key[1])))]))
 
 
 @table.route("GET", "/v1/workers", scope="models:read", summary="List the live workers",
@@ -60,8 +61,8 @@ def lanes_of(worker: Incarnation) -> list[str]:
 
 def _queue(hardware: str, lane: str, row: Row | None, workers: int) -> shapes.Queue:
     if row is None:
-        return shapes.Queue("queue", hardware, lane, depth=0, in_flight=0, oldest_s=None, estimated_wait_s=None,
-                            workers=workers, open=True, updated_at=None)
+        return shapes.Queue("queue", hardware, lane, depth=0, in_flight=0, oldest_s=None,
+                            estimated_wait_s=None, workers=workers, open=True, updated_at=None)
     *_, is_open, depth, in_flight, wait_s, oldest_at, updated_at, now = row
     return shapes.Queue(
         "queue", hardware, lane, depth=depth, in_flight=in_flight,
