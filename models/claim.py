@@ -107,8 +107,14 @@ def _settle_sqlite(tx: Transaction, outcomes: Sequence[Outcome], incarnation: st
     return [(o.id, state, listened, now) for o, state, listened, now in settled]
 
 
+class Settled(dict[str, str]):
+    """The state of each job that was still held, by id. `events`: how many were written, for the deliverer."""
+
+    events = 0
+
+
 def settle(tx: Transaction, outcomes: Sequence[Outcome], *, incarnation: str,
-           begin: Sequence[str] = ()) -> dict[str, str]:
+           begin: Sequence[str] = ()) -> Settled:
     """Record how these attempts ended, with results and events; the state of each job that was still held.
 
     A job past its deadline ends as expired. `begin`: jobs of the next batch, whose run has started meanwhile.
@@ -126,15 +132,16 @@ def settle(tx: Transaction, outcomes: Sequence[Outcome], *, incarnation: str,
         (o.id, o.attempt, o.output, o.output_blob, False, settled[o.id][3])
         for o in outcomes if o.id in settled and settled[o.id][1] == SUCCEEDED])
     everybody = event.any_endpoint(tx)
-    _tell(tx, {job_id: row[1] for job_id, row in settled.items() if everybody or row[2]})
+    out = Settled((job_id, row[1]) for job_id, row in settled.items())
+    out.events = _tell(tx, {job_id: row[1] for job_id, row in settled.items() if everybody or row[2]})
     if begin:
         tx.run(_BEGIN, ids=begin, incarnation=incarnation)
-    return {job_id: row[1] for job_id, row in settled.items()}
+    return out
 
 
-def _tell(tx: Transaction, states: Mapping[str, str]) -> None:
-    for state in set(states.values()):
-        event.record(tx, [job_id for job_id, s in states.items() if s == state], state)
+def _tell(tx: Transaction, states: Mapping[str, str]) -> int:
+    return sum(event.record(tx, [job_id for job_id, s in states.items() if s == state], state)
+               for state in set(states.values()))
 
 
 _GIVE_BACK = Statement(
