@@ -11,7 +11,7 @@ until the next claim takes it over.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,12 +152,15 @@ _NEW = ("id", "tenant", "network", "hardware", "state", "waiting", "suspect", "b
         "crashes", "crashes_alone", "ticketed_until", "created_at", "deadline_at", "allowed", "metadata", "webhook")
 
 
-def accept(tx: Transaction, new: Sequence[NewJob], now: int) -> None:
-    """Store jobs as queued. `now`: the database's clock in this transaction."""
+def accept(tx: Transaction, new: Sequence[NewJob], now: int, *, ticketed: Container[str] = ()) -> None:
+    """Store jobs as queued. `now`: the database's clock in this transaction.
+
+    `ticketed`: ids whose ticket is going to be published after the commit, besides those that say so themselves.
+    """
     until = now + int(TICKET_S * 1000)
     tx.insert_rows(jobs, _NEW, [(
         job.id, job.tenant, job.network, job.hardware, QUEUED, True, False, False, job.priority, job.work, 0, 0, 0,
-        until if job.ticketed else None, now, None if job.deadline_s is None else now + int(job.deadline_s * 1000),
+        until if job.ticketed or job.id in ticketed else None, now, None if job.deadline_s is None else now + int(job.deadline_s * 1000),
         None if job.allowed is None else json.dumps(job.allowed), job.metadata, job.webhook,
     ) for job in new])
     tx.insert_rows(inputs, ("job_id", "body", "blob"), [(job.id, job.input, job.input_blob) for job in new])
@@ -193,13 +196,18 @@ def states(tx: Transaction, ids: Sequence[str]) -> dict[str, str]:
 
 def listing(tx: Transaction, tenant: str, *, state: str | None = None, network: str | None = None,
             limit: int = 20, after: str | None = None) -> list[Job]:
-    """Newest first, without outputs; at most `limit` jobs older than `after`."""
+    """Newest first, without outputs; at most `limit` jobs older than `after`. `network`: one version, or a bare name."""
     where = "j.tenant = :tenant"
     values: dict[str, Any] = {"tenant": tenant, "limit": limit}
-    for name, column, value in (("state", "state", state), ("network", "network", network)):
-        if value is not None:
-            where += f" AND j.{column} = :{name}"
-            values[name] = value
+    if state is not None:
+        where += " AND j.state = :state"
+        values["state"] = state
+    if network is not None and "@" in network:
+        where += " AND j.network = :network"
+        values["network"] = network
+    elif network is not None:
+        where += " AND substr(j.network, 1, :size) = :network"
+        values |= {"network": network + "@", "size": len(network) + 1}
     if after is not None:
         where += " AND j.id < :after"
         values["after"] = after
