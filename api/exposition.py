@@ -66,7 +66,7 @@ def _derived(tx: Transaction) -> Iterator[Metric]:
     yield from _lanes(tx)
     yield from _workers(tx)
     yield from _networks(tx)
-    pending = _Gauge("headrace_pending", f"Events and deliveries still to be sent, at most {COUNTED}.", "kind")
+    pending = _Gauge("headrace_pending", f"Events and deliveries to be sent, counted to {COUNTED}.", "kind")
     for kind, statement in _PENDING.items():
         pending.add(tx.all(statement, limit=COUNTED)[0][0], kind)
     yield pending.family
@@ -137,7 +137,7 @@ def _networks(tx: Transaction) -> Iterator[Metric]:
         states.add(total, state)
     yield states.family
     by = ("network", "hardware")
-    overhead = _Gauge("headrace_network_overhead_seconds", "Learned: the cost of a batch before its items.", *by)
+    overhead = _Gauge("headrace_network_overhead_seconds", "Learned: the cost of a batch without items.", *by)
     per_work = _Gauge("headrace_network_seconds_per_work", "Learned: what one unit of work costs.", *by)
     limit = _Gauge("headrace_network_batch_items", "Learned: how many items a batch takes.", *by)
     for name, hardware, overhead_s, per_work_s, _work, items in tx.all(_RATES):

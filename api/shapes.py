@@ -4,7 +4,6 @@ Times are RFC 3339 UTC with milliseconds.
 """
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
@@ -149,11 +148,6 @@ class Problem(msgspec.Struct):
     errors: list[Fault]
     error: ProblemError
     may_have_been_accepted: bool | msgspec.UnsetType = msgspec.UNSET
-
-
-def timestamp(ms: int) -> str:
-    """Milliseconds since the epoch as `2026-01-31T12:00:00.123Z`."""
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def reply(shape: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:

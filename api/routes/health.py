@@ -44,7 +44,8 @@ def readyz(service: "Service", _request: Request, _principal: Principal) -> Repl
 
 
 @table.route("GET", "/metrics", scope="models:read",
-             summary="Figures of queues, workers and this API process", replies={200: exposition.CONTENT_TYPE})
+             summary="Figures of queues, workers and this API process",
+             replies={200: exposition.CONTENT_TYPE})
 def scrape(service: "Service", _request: Request, _principal: Principal) -> Reply:
     """Prometheus's text format. Without the database, the figures of this process alone."""
     return Reply(200, exposition.text(service), content_type=exposition.CONTENT_TYPE)

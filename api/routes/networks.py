@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from api import network_upload, shapes
 from api.http import Principal, Reply, Request, Table
-from models import network
+from models import network, rendering
 from models.database import Statement, Transaction
 from models.errors import ModelExists, ModelNotFound, ModelNotReady
 from models.network import Network
@@ -40,6 +40,7 @@ def add(service: "Service", request: Request, _principal: Principal) -> Reply:
         return added, found
 
     added, found = service.database.write(store)
+    service.directory.refresh()
     if found.digest != upload.digest:
         raise ModelExists(f"{found.reference} exists with other content and is {found.state}: "
                           "give this one another version")
@@ -85,7 +86,9 @@ def promote(service: "Service", request: Request, _principal: Principal) -> Repl
         network.promote(tx, name, version)
         return _versioned(tx, name, version)
 
-    return shapes.reply(_shape(service.database.write(work), ()))
+    found = service.database.write(work)
+    service.directory.refresh()  # so that this process follows at once
+    return shapes.reply(_shape(found, ()))
 
 
 @table.route("DELETE", "/v1/models/{model}", scope="models:write",
@@ -100,7 +103,9 @@ def remove(service: "Service", request: Request, _principal: Principal) -> Reply
             network.withdraw(tx, name, version)
         return _versioned(tx, name, version)
 
-    return shapes.reply(_shape(service.database.write(work), ()))
+    found = service.database.write(work)
+    service.directory.refresh()  # so that this process follows at once
+    return shapes.reply(_shape(found, ()))
 
 
 def _reference(text: str) -> tuple[str, str]:
@@ -149,11 +154,13 @@ def _shape(found: Network, rates: Sequence[tuple[Any, ...]]) -> shapes.Network:
         hardware=list(found.hardware), batching=dict(manifest.get("batching") or {}),
         pinned=bool(manifest.get("pinned")),
         signature=None if found.signature is None else dict(found.signature), variants=[],
-        latency=[shapes.Latency(row[1], row[2] * 1000, row[3] * 1000, *row[4:6], shapes.timestamp(row[6]))
-                 for row in rates if row[0] == found.reference],
+        latency=[shapes.Latency(hardware, overhead_s * 1000, per_work_s * 1000, work, items,
+                                rendering.rfc3339(at))
+                 for reference, hardware, overhead_s, per_work_s, work, items, at in rates
+                 if reference == found.reference],
         digest=found.digest,
         files=[shapes.File(path, file["size"], file["blob"].removeprefix("sha256-"))
                for path, file in found.files.items()],
-        manifest=dict(manifest), created_at=shapes.timestamp(found.created_at),
-        ready_at=None if found.ready_at is None else shapes.timestamp(found.ready_at),
+        manifest=dict(manifest), created_at=rendering.rfc3339(found.created_at),
+        ready_at=rendering.time_of(found.ready_at),
         urls=shapes.NetworkUrls(url, url + "/promote"))

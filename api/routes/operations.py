@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from api import shapes
 from api.http import Principal, Reply, Request, Table
-from models import contract, incarnation
+from models import contract, incarnation, rendering
 from models.database import Row, Statement
 from models.incarnation import Incarnation
 
@@ -29,8 +29,7 @@ def queues(service: "Service", _request: Request, _principal: Principal) -> Repl
     lanes = {(row[0], row[1]): row for row in rows}
     keys = lanes.keys() | {(str(each.hardware), lane) for each in workers for lane in lanes_of(each)}
     return shapes.reply(shapes.QueueList("list", [
-        _queue(hardware, lane, lanes.get((hardware, lane)),
-               sum(1 for each in workers if each.ready and each.hardware == hardware and lane in lanes_of(each)))
+        _queue(hardware, lane, lanes.get((hardware, lane)), _ready(workers, hardware, lane))
         for hardware, lane in sorted(keys, key=lambda key: (key[0], contract.LANES.index(key[1])))]))
 
 
@@ -44,8 +43,8 @@ def workers(service: "Service", _request: Request, _principal: Principal) -> Rep
     return shapes.reply(shapes.WorkerList("list", [
         shapes.Worker(
             id=each.id, object="worker", hardware=each.hardware, lanes=lanes_of(each), ready=each.ready,
-            host=each.host, pid=each.pid, started_at=shapes.timestamp(each.started_at),
-            heartbeat_at=shapes.timestamp(each.heartbeat_at),
+            host=each.host, pid=each.pid, started_at=rendering.rfc3339(each.started_at),
+            heartbeat_at=rendering.rfc3339(each.heartbeat_at),
             heartbeat_age_s=max(0, now - each.heartbeat_at) / 1000, holding=dict(each.holding))
         for each in found]))
 
@@ -59,6 +58,10 @@ def lanes_of(worker: Incarnation) -> list[str]:
     return [lane for lane in contract.LANES if lane in named]
 
 
+def _ready(workers: Iterable[Incarnation], hardware: str, lane: str) -> int:
+    return sum(1 for each in workers if each.ready and each.hardware == hardware and lane in lanes_of(each))
+
+
 def _queue(hardware: str, lane: str, row: Row | None, workers: int) -> shapes.Queue:
     if row is None:
         return shapes.Queue("queue", hardware, lane, depth=0, in_flight=0, oldest_s=None,
@@ -67,4 +70,4 @@ def _queue(hardware: str, lane: str, row: Row | None, workers: int) -> shapes.Qu
     return shapes.Queue(
         "queue", hardware, lane, depth=depth, in_flight=in_flight,
         oldest_s=None if oldest_at is None else max(0, now - oldest_at) / 1000, estimated_wait_s=wait_s,
-        workers=workers, open=bool(is_open), updated_at=shapes.timestamp(updated_at))
+        workers=workers, open=bool(is_open), updated_at=rendering.rfc3339(updated_at))
