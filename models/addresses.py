@@ -78,6 +78,13 @@ class Target:
         return f"{self.scheme}://{self.authority}"
 
 
+def origin_of(url: str) -> str:
+    """Scheme, host and port of a URL that was checked once, whatever the policy says of it now."""
+    parts = urlsplit(url)
+    port = parts.port or {"https": HTTPS_PORT, "http": 80}[parts.scheme]
+    return Target(parts.scheme, _ascii_host(parts.hostname or ""), port, "").origin
+
+
 def policy(settings: Settings) -> Policy:
     """The operator's networks; with auth off (then the API is bound to loopback) loopback too.
 

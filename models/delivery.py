@@ -3,8 +3,9 @@
     pending ──2xx──► delivered        pending ──endpoint gone──► dropped
       │  └──last attempt, 410──► failed        any ──redeliver──► pending
 
-The exact bytes of an event are made once, when it is fanned out, and kept; only timestamp and signature differ
-from one attempt to the next. A delivery whose subject is an endpoint is that endpoint's test, and is tried once.
+The exact bytes of an event are made once, when it is fanned out, and kept; only timestamp and signature
+differ from one attempt to the next. A delivery whose subject is an endpoint is that endpoint's test, and is
+tried once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,8 @@ _UNFANNED = Statement("SELECT id, tenant, type, subject, created_at FROM events 
                       "ORDER BY id LIMIT :limit")
 _FANNED = Statement(
     "UPDATE events SET fanned_at = {now}, body = d.body "
-    "FROM unnest(:ids::text[], :bodies::bytea[]) AS d(id, body) WHERE events.id = d.id AND fanned_at IS NULL RETURNING events.id",
+    "FROM unnest(:ids::text[], :bodies::bytea[]) AS d(id, body) "
+    "WHERE events.id = d.id AND fanned_at IS NULL RETURNING events.id",
     sqlite="UPDATE events SET fanned_at = {now}, body = :body WHERE id = :id AND fanned_at IS NULL")
 _CLOCK = Statement("SELECT {now}")
 

@@ -1,7 +1,7 @@
 """What a tenant sees of its deliveries: the log, and the wish to send one again."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from models.database import Row, Statement, Transaction
@@ -46,8 +46,8 @@ _ATTEMPTS = Statement("SELECT delivery_id, attempt, at, status, latency_ms, erro
                       "FROM delivery_attempts WHERE delivery_id {in ids} ORDER BY delivery_id, attempt")
 _AGAIN = Statement(
     "UPDATE deliveries SET state = 'pending', due_at = {now}, finished_at = NULL "
-    "WHERE id = :id AND tenant = :tenant AND (endpoint_id IS NULL OR EXISTS (SELECT 1 FROM webhook_endpoints e "
-    "WHERE e.id = deliveries.endpoint_id AND e.state = 'enabled'))")
+    "WHERE id = :id AND tenant = :tenant AND (endpoint_id IS NULL OR EXISTS ("
+    "SELECT 1 FROM webhook_endpoints e WHERE e.id = deliveries.endpoint_id AND e.state = 'enabled'))")
 _LISTINGS: dict[str, Statement] = {}
 
 
@@ -55,7 +55,7 @@ def _with_attempts(tx: Transaction, rows: Sequence[Row]) -> list[Delivery]:
     attempts: dict[str, list[LoggedAttempt]] = {}
     for row in tx.all(_ATTEMPTS, ids=[row[0] for row in rows]):
         attempts.setdefault(row[0], []).append(LoggedAttempt(*row[1:]))
-    return [Delivery(*row[:13], tuple(attempts.get(row[0], ()))) for row in rows]
+    return [replace(Delivery(*row), attempts=tuple(attempts.get(row[0], ()))) for row in rows]
 
 
 def get(tx: Transaction, tenant: str, delivery_id: str) -> Delivery | None:

@@ -1,0 +1,207 @@
+"""The delivery duty: fans events out and sends what is due, from the database alone.
+
+One leader fans out; any number of processes send. Each send has a thread of the pool, and one receiver gets
+only a few of them, so that those who hang don't hold up the others.
+"""
+
+import random
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+
+import redis
+import structlog
+
+from models import addresses, contract, delivery, ids, incarnation, signing
+from models.database import Database, Transaction
+from models.delivery import Attempt, Due
+from models.errors import Unavailable
+from models.settings import Settings, redis_url
+from workers.housekeeping import fan_out, sender
+from workers.housekeeping.sender import Answer, Sender
+
+log = structlog.get_logger("headrace.delivery")
+
+DUTY = "fan-out"
+THREADS = 16
+PER_ORIGIN = 4
+TICK_S = 0.5  # the net under lost wake-ups
+CLAIM_S = 60.0  # beyond what one send can take, name look-up included
+GRACE_S = 3.0  # for sends under way when the process is asked to stop
+RECONNECT_S = 1.0
+ASK_S = 1.0  # how often a process that doesn't lead asks whether it may
+JITTER = 0.2
+
+
+class Delivery:
+    """Delivers webhooks until told to stop. `incarnation`: of this process, if the settings don't name it."""
+
+    def __init__(self, settings: Settings, database: Database, incarnation_id: str | None = None) -> None:
+        self._settings = settings
+        self._database = database
+        self._me = incarnation_id or settings.incarnation or ids.new(ids.INCARNATION)
+        self._policy = addresses.policy(settings)
+        self._sender = Sender(self._policy)
+        self._due = threading.Event()  # something may be due, or a send has ended
+        self._written = threading.Event()  # events may have been written
+        self._ended: SimpleQueue[tuple[Due, Answer]] = SimpleQueue()
+        self._unrecorded: list[tuple[Due, Answer]] = []
+        self._active: Counter[str] = Counter()  # sends under way by origin
+        self._leading = False
+        self._asked_at = -ASK_S
+
+    def run(self, stop: threading.Event) -> None:
+        """Blocks until `stop` is set and what was under way has ended or has been given back."""
+        halt = threading.Event()
+        helpers = [threading.Thread(target=loop, args=(halt,), name=f"webhook-{name}", daemon=True)
+                   for name, loop in (("fan-out", self._fan_out), ("listen", self._listen))]
+        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="webhook-send")
+        with self._sender:
+            for helper in helpers:
+                helper.start()
+            try:
+                while not stop.is_set():
+                    self._turn(pool)
+                    self._due.wait(TICK_S)
+                    self._due.clear()
+            finally:
+                halt.set()
+                self._written.set()
+                self._finish(pool)
+                for helper in helpers:
+                    helper.join()
+
+    def _turn(self, pool: ThreadPoolExecutor) -> None:
+        """Write down what ended and start what is due, until nothing more is."""
+        try:
+            while self._round(pool):
+                pass
+        except Unavailable as error:
+            log.warning("delivery_paused", reason=str(error))
+
+    def _round(self, pool: ThreadPoolExecutor) -> bool:
+        self._collect()
+        room = THREADS - self._active.total()
+        left = {origin: PER_ORIGIN - count for origin, count in self._active.items()}
+        if not self._unrecorded:
+            if room <= 0:
+                return False
+            with self._database.read() as tx:
+                if not delivery.any_due(tx, [origin for origin, free in left.items() if free <= 0]):
+                    return False
+        attempts = [self._attempt(due, answer) for due, answer in self._unrecorded]
+
+        def work(tx: Transaction) -> list[Due]:
+            delivery.record(tx, attempts, sender=self._me)
+            if room <= 0:
+                return []
+            return delivery.claim(tx, sender=self._me, limit=room, room=left, per_origin=PER_ORIGIN,
+                                  lease_s=CLAIM_S)
+
+        # Not durable: a power cut costs a second delivery under the same id, which receivers drop.
+        claimed = self._database.write(work, durable=False)
+        self._unrecorded.clear()
+        for due in claimed:
+            self._active[due.origin] += 1
+            pool.submit(self._send, due)
+        return bool(claimed)
+
+    def _collect(self) -> None:
+        while True:
+            try:
+                due, answer = self._ended.get_nowait()
+            except Empty:
+                return
+            self._unrecorded.append((due, answer))
+            self._active[due.origin] -= 1
+            if not self._active[due.origin]:
+                del self._active[due.origin]
+
+    def _send(self, due: Due) -> None:
+        try:
+            headers = signing.headers(due.secrets, due.event_id, int(time.time()), due.body)
+            answer = self._sender.send(due.url, headers, due.body)
+        except Exception as error:
+            log.exception("delivery_broke", delivery=due.id)
+            answer = Answer(error=f"internal: {type(error).__name__}")
+        self._ended.put((due, answer))
+        self._due.set()
+
+    def _attempt(self, due: Due, answer: Answer) -> Attempt:
+        schedule = self._settings.webhook_schedule
+        made = due.attempt + 1
+        delay_s = None
+        if answer.status != delivery.GONE and not due.last and made < len(schedule):
+            delay_s = schedule[made] * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 (jitter)
+            delay_s = max(delay_s, answer.retry_after_s or 0.0)
+        if answer.error is not None:
+            log.info("delivery_failed", delivery=due.id, event=due.event_id, attempt=made, error=answer.error,
+                     next_s=None if delay_s is None else round(delay_s, 1))
+        return Attempt(due, answer.status, answer.error, answer.latency_ms, answer.response, delay_s)
+
+    def _finish(self, pool: ThreadPoolExecutor) -> None:
+        """Let sends end for a moment, break off the rest, and leave nothing claimed."""
+        until = time.monotonic() + GRACE_S
+        self._collect()
+        while self._active and time.monotonic() < until:
+            self._due.wait(until - time.monotonic())
+            self._due.clear()
+            self._collect()
+        self._sender.abort()
+        pool.shutdown(wait=True, cancel_futures=False)
+        self._collect()
+        broken = [due.id for due, answer in self._unrecorded
+                  if answer.error is not None and answer.error.startswith(sender.STOPPED)]
+        attempts = [self._attempt(due, answer) for due, answer in self._unrecorded if due.id not in broken]
+
+        def work(tx: Transaction) -> None:
+            delivery.record(tx, attempts, sender=self._me)
+            if broken:
+                delivery.give_back(tx, broken, sender=self._me)
+            incarnation.resign(tx, DUTY, self._me)
+
+        try:
+            self._database.write(work, durable=False)
+        except Unavailable as error:
+            log.warning("delivery_ended_unrecorded", reason=str(error))
+
+    def _fan_out(self, halt: threading.Event) -> None:
+        delay_s = self._settings.webhook_schedule[0]
+        while not halt.is_set():
+            try:
+                made = self._leads() and fan_out.fan_out(self._database, first_delay_s=delay_s)
+            except Unavailable as error:
+                log.warning("fan_out_paused", reason=str(error))
+                made = 0
+            if made:
+                self._due.set()
+            if not made or made < fan_out.BATCH:
+                self._written.wait(TICK_S)
+                self._written.clear()
+
+    def _leads(self) -> bool:
+        """Whether this process fans out; renewed at a third of the lease, so most rounds cost nothing."""
+        lease_s = self._settings.lease_s
+        now = time.monotonic()
+        if now - self._asked_at >= (lease_s / 3 if self._leading else ASK_S):
+            self._leading = self._database.write(
+                lambda tx: incarnation.lead(tx, DUTY, self._me, lease_s), durable=False)
+            self._asked_at = now
+        return self._leading
+
+    def _listen(self, halt: threading.Event) -> None:
+        """Wake the fan-out when a worker says that it wrote events. Without the broker the tick does."""
+        client = redis.Redis.from_url(redis_url(self._settings.broker), socket_timeout=5.0,
+                                      socket_connect_timeout=1.0)
+        while not halt.is_set():
+            try:
+                with client.pubsub(ignore_subscribe_messages=True) as channel:  # type: ignore[no-untyped-call]
+                    channel.subscribe(contract.DELIVER_CHANNEL)
+                    while not halt.is_set():
+                        if channel.get_message(timeout=TICK_S) is not None:
+                            self._written.set()
+            except (redis.RedisError, OSError):
+                halt.wait(RECONNECT_S)
+        client.close()
