@@ -1,11 +1,12 @@
 """Which waiting jobs get a ticket next: marks, lanes, and the feeder's pick.
 
-A lane is open while no job without a ticket waits in it: only then may the API publish by itself. The API closes it
-with the first row it leaves behind, only the feeder opens it again.
+A lane is open while no job without a ticket waits in it: only then may the API publish by itself. The API closes
+it with the first row it leaves behind, only the feeder opens it again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import sqlalchemy as sa
 
@@ -59,11 +60,11 @@ _LEFT = Statement(
     "SELECT 1 FROM jobs WHERE hardware = :hardware AND waiting AND deadline_at IS NULL "
     "AND (ticketed_until IS NULL OR ticketed_until <= {now}) "
     "UNION ALL SELECT 1 FROM jobs WHERE hardware = :hardware AND waiting AND deadline_at IS NOT NULL "
-    "AND (ticketed_until IS NULL OR ticketed_until <= {now}) LIMIT 1")
+    "AND deadline_at > {now} AND (ticketed_until IS NULL OR ticketed_until <= {now}) LIMIT 1")
 
 
 def is_open(tx: Transaction, hardware: str, lane: str, *, to_close: bool = False) -> bool:
-    """Whether the API may publish; the lane's row is held until commit, so that it can't be reopened meanwhile.
+    """Whether the API may publish; the row is held until commit, so that the lane can't be reopened meanwhile.
 
     `to_close`: the caller means to close an open lane, so the row is locked for that at once: two who hold it
     shared and then both want to write would deadlock.
@@ -79,12 +80,17 @@ def close(tx: Transaction, hardware: str, lane: str) -> None:
     tx.run(_CLOSE, hardware=hardware, lane=lane)
 
 
+def left(tx: Transaction, hardware: str) -> bool:
+    """Whether a job without a ticket waits for this class."""
+    return tx.one(_LEFT, hardware=hardware) is not None
+
+
 def reopen(tx: Transaction, hardware: str, lane: str) -> bool:
     """Open the lane if nothing without a ticket waits in it; whether it is open now."""
     row = tx.one(_LOCK_LANE, hardware=hardware, lane=lane)
     if row is None or row[0]:
         return True
-    if tx.one(_LEFT, hardware=hardware) is not None:
+    if left(tx, hardware):
         return False
     tx.run(_REOPEN, hardware=hardware, lane=lane)
     return True
@@ -92,33 +98,54 @@ def reopen(tx: Transaction, hardware: str, lane: str) -> bool:
 
 _PICK_FIELDS = "id, work, priority, deadline_at, tenant, network, suspect"
 _PICKABLE = "hardware = :hardware AND waiting AND (ticketed_until IS NULL OR ticketed_until <= {now})"
-_PICK_DEADLINE = Statement(
-    f"SELECT {_PICK_FIELDS} FROM jobs WHERE {_PICKABLE} AND deadline_at IS NOT NULL AND deadline_at > {{now}} "
-    "AND priority = :priority ORDER BY deadline_at, id LIMIT :limit {for_update} {skip_locked}")
-_PICK = Statement(
-    f"SELECT {_PICK_FIELDS} FROM jobs WHERE {_PICKABLE} AND deadline_at IS NULL "
-    "AND priority = :priority AND id > :after ORDER BY id LIMIT :limit {for_update} {skip_locked}")
+PRIORITIES = range(10)
+
+
+def _arms(priority: int) -> tuple[str, str]:
+    # Each arm is one walk along its index, begun only when those before it gave too few.
+    # (PostgreSQL takes FOR UPDATE inside the arms of a union only through a subquery.)
+    head = f"SELECT {_PICK_FIELDS} FROM jobs WHERE {_PICKABLE} AND priority = {priority}"
+    tail = "LIMIT :limit {for_update} {skip_locked}"
+    deadline = f"{head} AND deadline_at IS NOT NULL AND deadline_at > {{now}} ORDER BY deadline_at, id {tail}"
+    age = f"{head} AND deadline_at IS NULL AND id > :after{priority} ORDER BY id {tail}"
+    return f"SELECT * FROM ({deadline}) AS d{priority}", f"SELECT * FROM ({age}) AS a{priority}"
+
+
+_ARMS = " UNION ALL ".join(arm for priority in PRIORITIES for arm in _arms(priority))
+_PICK = Statement(f"SELECT * FROM ({_ARMS}) AS picked LIMIT :limit")
 _MARK = Statement("UPDATE jobs SET ticketed_until = {now} + :ms WHERE id {in ids} AND waiting")
-_CLEAR = Statement("UPDATE jobs SET ticketed_until = NULL WHERE hardware = :hardware AND waiting "
-                   "AND ticketed_until IS NOT NULL")
-_MARKED = Statement("SELECT network, count(*), sum(work), min(ticketed_until) FROM jobs WHERE hardware = :hardware "
-                    "AND waiting AND ticketed_until > {now} GROUP BY network")
+_CLEAR = Statement(
+    "WITH marked AS (SELECT id FROM jobs WHERE hardware = :hardware AND waiting AND deadline_at IS NULL "
+    "AND ticketed_until IS NOT NULL UNION ALL SELECT id FROM jobs WHERE hardware = :hardware AND waiting "
+    "AND deadline_at IS NOT NULL AND ticketed_until IS NOT NULL), "
+    "ordered AS (SELECT id FROM jobs WHERE id IN (SELECT id FROM marked) AND waiting ORDER BY id "
+    "{for_update}) "
+    "UPDATE jobs SET ticketed_until = NULL WHERE id IN (SELECT id FROM ordered)")
+_MARKED = Statement(
+    "SELECT network, count(*), sum(work), min(ticketed_until) FROM (SELECT network, work, ticketed_until "
+    "FROM jobs WHERE hardware = :hardware AND waiting AND deadline_at IS NULL AND ticketed_until > {now} UNION ALL "
+    "SELECT network, work, ticketed_until FROM jobs WHERE hardware = :hardware AND waiting "
+    "AND deadline_at IS NOT NULL AND ticketed_until > {now}) AS marked GROUP BY network")
+_OVERDUE = Statement(
+    "SELECT 1 FROM jobs WHERE hardware = :hardware AND waiting AND deadline_at IS NULL "
+    "AND ticketed_until > {now} AND ticketed_until <= {now} + :ms UNION ALL SELECT 1 FROM jobs "
+    "WHERE hardware = :hardware AND waiting AND deadline_at IS NOT NULL AND deadline_at > {now} "
+    "AND ticketed_until > {now} AND ticketed_until <= {now} + :ms LIMIT 1")
 
 
 def _row(row: tuple[object, ...]) -> Waiting:
     return Waiting(Entry(*row[:5]), str(row[5]), bool(row[6]))  # type: ignore[arg-type]
 
 
-def pick(tx: Transaction, hardware: str, priority: int, *, limit: int, after: str = "") -> list[Waiting]:
-    """Jobs of one priority without a ticket: those with a deadline first, the earliest first; then by age.
+def pick(tx: Transaction, hardware: str, *, limit: int,
+         after: Mapping[int, str] = MappingProxyType({})) -> list[Waiting]:
+    """Jobs without a ticket, locked: by priority (0 first), those with a deadline (earliest first), then by age.
 
-    `after`: a low-water cursor, an id below which nothing of this priority waits without a ticket, so that the
-    index's dead entries aren't walked again.
+    `after`: low-water cursors, per priority an id below which nothing waits without a ticket, so that dead
+    entries of the index aren't walked again.
     """
-    rows = tx.all(_PICK_DEADLINE, hardware=hardware, priority=priority, limit=limit)
-    if len(rows) < limit:
-        rows += tx.all(_PICK, hardware=hardware, priority=priority, limit=limit - len(rows), after=after)
-    return [_row(row) for row in rows]
+    cursors = {f"after{priority}": after.get(priority, "") for priority in PRIORITIES}
+    return [_row(row) for row in tx.all(_PICK, hardware=hardware, limit=limit, **cursors)]
 
 
 def mark(tx: Transaction, ids: Sequence[str]) -> None:
@@ -131,6 +158,11 @@ def clear_marks(tx: Transaction, hardware: str) -> int:
     return tx.run(_CLEAR, hardware=hardware)
 
 
+def overdue(tx: Transaction, hardware: str, age_s: float) -> bool:
+    """Whether a job still waits whose ticket is believed to be under way since longer than `age_s`."""
+    return tx.one(_OVERDUE, hardware=hardware, ms=int((TICKET_S - age_s) * 1000)) is not None
+
+
 def marked(tx: Transaction, hardware: str) -> dict[str, tuple[int, float, int]]:
     """The window: network to (jobs, work, earliest end of a mark) of those believed to have a ticket."""
     return {row[0]: (row[1], row[2], row[3]) for row in tx.all(_MARKED, hardware=hardware)}
@@ -138,6 +170,14 @@ def marked(tx: Transaction, hardware: str) -> dict[str, tuple[int, float, int]]:
 
 _WAITS = Statement("SELECT hardware, lane, wait_s FROM lanes")
 _BATCHES = Statement("SELECT network, hardware, batch_items, batch_work FROM rates")
+
+
+_STATES = Statement("SELECT hardware, lane, open FROM lanes")
+
+
+def states(tx: Transaction) -> list[tuple[str, str, bool]]:
+    """Every lane that has been used: class, lane, and whether it is open."""
+    return [(row[0], row[1], bool(row[2])) for row in tx.all(_STATES)]
 
 
 def waits(tx: Transaction) -> list[tuple[str, str, float | None]]:

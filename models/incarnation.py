@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from models import claim, feed
+from models import claim, contract, feed
 from models.database import Statement, Transaction
 from models.schema import Flag, Text, Time, metadata
 
@@ -95,6 +95,8 @@ def end(tx: Transaction, incarnation: str, reason: str, *, max_attempts: int) ->
     tx.run(_DROP_LEASES, id=incarnation)
     if row[0] is not None:
         feed.clear_marks(tx, row[0])
+        if feed.left(tx, row[0]):  # else new arrivals would slip past what came back
+            feed.close(tx, row[0], contract.INTERACTIVE)
     return parked
 
 
