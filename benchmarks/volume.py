@@ -100,7 +100,7 @@ class Probes:
                for _ in range(BATCH)]
         names = [each.id for each in new]
         yield "accept", self._timed(lambda tx: job.accept(tx, new))
-        # The stack's own feeder may have marked them meanwhile; what is timed is the pick, not a race with it.
+        # The stack's own feeder may have marked them meanwhile; the pick is timed, not a race with it.
         self._database.write(lambda tx: feed.clear_marks(tx, PROBE))
         yield "pick", self._timed(lambda tx: _expect(feed.pick(tx, PROBE, 5, limit=BATCH)))
         yield "claim", self._timed(lambda tx: _expect(claim.claim(
@@ -214,7 +214,7 @@ def main() -> None:
         folder.chmod(0o755)  # the database's server may run as another user, who must be able to enter
         (folder / "database").mkdir()
         with serving(folder / "database") as url, \
-                stacks.running(folder, environ={"HEADRACE_DATABASE_URL": url}) as stack:
+                stacks.running(folder, database=None, environ={"HEADRACE_DATABASE_URL": url}) as stack:
             stack.run("models", "add", str(networks.make(folder / "networks", "mlp")))
             rows = run(url, Bench(stack, "mlp", {}), arguments)
     figures.table(rows, "Costs in ms (transitions: 64 jobs at once)")

@@ -36,7 +36,8 @@ def free_port() -> int:
 class Stack:
     """A running `headrace up`. `url` is its address, `pid` the root of its process tree."""
 
-    def __init__(self, folder: Path, *, workers: int, database: str, environ: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, *, workers: int, database: str | None,
+                 environ: Mapping[str, str]) -> None:
         self.folder = folder
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -45,7 +46,7 @@ class Stack:
         self.environ = {**clean, **environ, "HEADRACE_URL": self.url}
         self._log = folder / "up.log"
         arguments = [command(), "up", "--port", str(self.port), "--data", str(folder / "data"),
-                     "--worker", f"cpu={workers}", "--database", database]
+                     "--worker", f"cpu={workers}", *(("--database", database) if database else ())]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT,
                                              stdin=subprocess.DEVNULL, env=self.environ, cwd=folder)
@@ -101,9 +102,9 @@ class Stack:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *, workers: int = 1, database: str = "sqlite",
+def running(folder: Path, *, workers: int = 1, database: str | None = "sqlite",
             environ: Mapping[str, str] | None = None) -> Iterator[Stack]:
-    """A stack that is ready, ended when the block ends."""
+    """A stack that is ready, ended when the block ends. `database` None: that of `environ`."""
     stack = Stack(folder, workers=workers, database=database, environ=environ or {})
     try:
         stack.wait_until_ready(workers)
