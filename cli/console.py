@@ -15,7 +15,7 @@ class Console:
     def __init__(self, log_format: str, out: IO[str] | None = None) -> None:
         self._json = log_format == "json"
         self._out = sys.stderr if out is None else out
-        self._color = not self._json and self._out.isatty()
+        self.color = not self._json and self._out.isatty()
         self._lock = threading.Lock()
         self._width = 6
 
@@ -33,9 +33,28 @@ class Console:
         if self._json:
             return text if text.startswith("{") else json.dumps({"process": name, "event": text})
         label = f"{name:<{self._width}} |"
-        if self._color:
+        if self.color:
             label = f"\033[{_COLORS[sum(name.encode()) % len(_COLORS)]}m{label}\033[0m"
         return f"{label} {text}"
+
+
+class Stream:
+    """A text stream for this process's own logging: what is written comes out under a name, like a child's lines."""
+
+    def __init__(self, out: Console, name: str) -> None:
+        self._out = out
+        self._name = name
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines():
+            self._out.line(self._name, line)
+        return len(text)
+
+    def flush(self) -> None:
+        """Each line is out already."""
+
+    def isatty(self) -> bool:
+        return self._out.color
 
 
 class Listener:

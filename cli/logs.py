@@ -13,8 +13,9 @@ PROCESS = "HEADRACE_PROCESS"  # the part's name under `up`, which writes it befo
 QUIET = ("kombu", "amqp", "celery.redirected", "alembic", "urllib3", "asyncio", "PIL")
 
 
-def configure(log_format: str, process: str, *, level: int = logging.INFO) -> None:
+def configure(log_format: str, process: str, *, level: int = logging.INFO, stream: Any = None) -> None:
     """Send all logging of this process to stderr, as `console` lines or as one `json` object a line."""
+    stream = sys.stderr if stream is None else stream
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -28,7 +29,7 @@ def configure(log_format: str, process: str, *, level: int = logging.INFO) -> No
         if PROCESS not in os.environ:
             shared.append(_name(process))
         last = [structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(), pad_event_to=0, pad_level=False,
+            colors=stream.isatty(), pad_event_to=0, pad_level=False,
             exception_formatter=structlog.dev.plain_traceback)]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -36,7 +37,7 @@ def configure(log_format: str, process: str, *, level: int = logging.INFO) -> No
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]))
@@ -56,8 +57,8 @@ def _name(process: str) -> Any:
     return add
 
 
-def granian_config(level: int = logging.INFO) -> dict[str, Any]:
+def granian_config() -> dict[str, Any]:
     """The set-up of its loggers that granian would make, turned into "leave it to the root logger"."""
-    quiet = {"handlers": [], "level": logging.getLevelName(max(level, logging.WARNING)), "propagate": True}
+    quiet: dict[str, Any] = {"handlers": [], "propagate": True}
     return {"version": 1, "disable_existing_loggers": False, "formatters": {}, "handlers": {},
-            "loggers": {"_granian": quiet, "granian.access": quiet}}
+            "loggers": {"_granian": dict(quiet), "granian.access": dict(quiet)}}

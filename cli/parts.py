@@ -46,11 +46,13 @@ def api(host: str | None, port: int | None) -> None:
 def _serve(address: str, port: int) -> None:
     import granian
     from granian.constants import HTTPModes, Interfaces
+    from granian.log import LogLevels
 
     server: Any = granian.Granian(
         "api.wsgi:build", address, port, interface=Interfaces.WSGI, workers=1, http=HTTPModes.http1,
         websockets=False, blocking_threads=BLOCKING_THREADS, backlog=BACKLOG, backpressure=BACKLOG,
-        workers_kill_timeout=STOP_API_S, log_access=False, log_dictconfig=logs.granian_config())
+        workers_kill_timeout=STOP_API_S, log_level=LogLevels.error, log_access=False,
+        log_dictconfig=logs.granian_config())
     # A loader of our own: granian's would put the current folder first on the path, and the serving process is a
     # fork, where the thread of the watchdog is gone.
     server.serve(target_loader=_load, wrap_loader=False)

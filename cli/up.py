@@ -50,7 +50,7 @@ def _workers(_ctx: click.Context, _param: click.Parameter, value: Sequence[str])
 @click.option("--database", "kind", type=click.Choice(["sqlite", "postgres"]),
               help="Embedded database.  [sqlite, or HEADRACE_DATABASE_URL]")
 @click.pass_context
-def up(ctx: click.Context, host: str | None, port: int | None, data: Path | None, workers: dict[str, int],
+def up(ctx: click.Context, *, host: str | None, port: int | None, data: Path | None, workers: dict[str, int],
        kind: str | None) -> None:
     """Run the whole service here, in the foreground.
 
@@ -64,13 +64,14 @@ def up(ctx: click.Context, host: str | None, port: int | None, data: Path | None
     for hardware in workers:
         parts.check_class(settings, hardware)
     folder = _folder(settings)
-    logs.configure(settings.log_format, "up")
+    out = console.Console(settings.log_format)
     os.environ[logs.PROCESS] = "up"
+    logs.configure(settings.log_format, "up", stream=console.Stream(out, "up"))
     lock = _lock(folder)
     if settings.port == 0:
         settings = replace(settings, port=parts.free_port(settings.host))
     parts.check_free(settings.host, settings.port)
-    ctx.exit(Stack(replace(settings, data_dir=folder), workers, kind, lock).run())
+    ctx.exit(Stack(replace(settings, data_dir=folder), workers, kind, lock, out).run())
 
 
 def _folder(settings: Settings) -> Path:
@@ -122,11 +123,13 @@ def _alive(pid: str) -> bool:
 class Stack:
     """The parts of one embedded service, from first start to last stop."""
 
-    def __init__(self, settings: Settings, workers: dict[str, int], kind: str | None, lock: int) -> None:
+    def __init__(self, settings: Settings, workers: dict[str, int], kind: str | None, lock: int,
+                 out: console.Console) -> None:
         self.settings = settings
         self.workers = workers
         self.kind = kind
         self.lock = lock
+        self.out = out
         self.url = f"http://{_bracketed(settings.host)}:{settings.port}"
 
     def run(self) -> int:
@@ -135,7 +138,7 @@ class Stack:
         self.database = database.connect(self.settings.database, pool_size=4)
         self.undertaker = Undertaker(self.database, self.settings.data_dir / "incarnations.json",
                                      max_attempts=self.settings.max_attempts)
-        self.supervisor = Supervisor(console.Console(self.settings.log_format), environ=self._environ(),
+        self.supervisor = Supervisor(self.out, environ=self._environ(),
                                      kept_fds=(self.lock,), born=self.undertaker.born, dead=self._dead)
         self.supervisor.take_signals()
         code = codes.DONE
