@@ -60,8 +60,9 @@ View = Callable[["Service", Request, Principal], Reply]
 class Route:
     """One method on one path (`/v1/jobs/{id}`), with what OpenAPI needs to know of it.
 
-    `scope` None: no key needed. `body`: msgspec type of the JSON body. `replies`: status to msgspec type or None.
-    `query`: parameter name to (JSON schema, description).
+    `scope` None: no key needed. `body`: msgspec type of the JSON body. `replies`: status to msgspec type, to
+    a media type for what isn't JSON, or None.
+    `query`, `headers`: parameter name to (JSON schema, description). `form`: JSON schema of an upload's parts.
     """
 
     method: str
@@ -73,6 +74,8 @@ class Route:
     body: Any = None
     replies: Mapping[int, Any] = field(default_factory=dict)
     query: Mapping[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
+    headers: Mapping[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
+    form: Mapping[str, Any] | None = None
     idempotent: bool = False  # takes Idempotency-Key
     upload: bool = False  # multipart, streamed
     max_body: int | None = None

@@ -16,13 +16,19 @@ if TYPE_CHECKING:
 table = Table("models")
 
 OWNER = "headrace"
+_FORM = {
+    "type": "object", "required": ["manifest"],
+    "properties": {"manifest": {"type": "string", "description": "network.yaml; must be the first part"}},
+    "additionalProperties": {"type": "string", "format": "binary",
+                             "description": "a file that the manifest names, under its relative path"},
+}
 _RATES = Statement("SELECT network, hardware, overhead_s, per_work_s, batch_work, batch_items, updated_at "
                    "FROM rates ORDER BY network, hardware")
 
 
 @table.route("POST", "/v1/models", scope="models:write", upload=True,
              summary="Upload a network: `manifest` (network.yaml), then each file under its relative path",
-             replies={201: shapes.Network, 200: shapes.Network, 409: None})
+             replies={201: shapes.Network, 200: shapes.Network, 409: None}, form=_FORM)
 def add(service: "Service", request: Request, _principal: Principal) -> Reply:
     """201 with the new version, in state `checking`; 200 if the same content is there already."""
     settings = service.settings
