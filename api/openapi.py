@@ -158,7 +158,8 @@ def _response(status: int, route: Route, schemas: _Schemas) -> dict[str, Any]:
     if isinstance(kind, str):
         response["content"] = {kind: {"schema": {"type": "string"}}}
     else:
-        response["content"] = {JSON: {"schema": {"type": "object"} if kind is None else schemas.of(kind)}}
+        schema = {"type": "object"} if kind is None else schemas.of(kind)
+        response["content"] = {JSON: {"schema": schema}}
     return response
 
 
