@@ -84,7 +84,7 @@ class Answer:
 
 
 class Client:
-    """Calls to one service. Connections are kept alive between calls; nothing is opened before the first."""
+    """Calls to one service, from any thread, over kept-alive connections. None is opened before the first."""
 
     def __init__(self, url: str, key: str = "") -> None:
         parts = urlsplit(url)
@@ -97,7 +97,7 @@ class Client:
         self._headers = {"Accept": "application/json", "User-Agent": "headrace-cli"}
         if key.strip():
             self._headers["Authorization"] = f"Bearer {key.strip()}"
-        self._pool = urllib3.PoolManager(maxsize=4, retries=False)
+        self._pool = urllib3.PoolManager(maxsize=32, retries=False)
 
     def get(self, path: str, query: Mapping[str, Any] | None = None) -> Answer:
         """GET a JSON object; tried twice, since a kept-alive connection may have been closed meanwhile."""
