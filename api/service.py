@@ -1,26 +1,21 @@
 """What a view may use: settings, database, and the moving parts of this process. Construction starts nothing."""
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import Self
 
-from api.http import Route
-from api.readiness import Readiness
-from models.database import Database
-from models.settings import Settings
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
-if TYPE_CHECKING:
-    from models.blobs import Blobs
+from api import directory, intake, keyring, metrics, readiness, tickets, waiting
+from models import blobs, database
+from models.settings import Settings, redis_url
 
-
-class Metrics(Protocol):
-    def observe(self, route: Route, status: int, seconds: float) -> None: ...
-
-
-class NullMetrics:
-    """Counts nothing."""
-
-    def observe(self, route: Route, status: int, seconds: float) -> None:
-        pass
+# Nothing on a request's way talks to the broker, so these only say how soon a frozen one is noticed.
+BROKER_TIMEOUT_S = 0.5
+# 640 threads may serve requests, but reads are short and writes queue behind one leader: a connection each would only
+# be waited for elsewhere.
+CONNECTIONS = 40
 
 
 @dataclass
@@ -28,22 +23,45 @@ class Service:
     """The parts of one API process. `start()` runs its threads, `stop()` ends them and flushes the tickets."""
 
     settings: Settings
-    database: Database
-    redis: Any  # redis.Redis with short time-outs; connects at its first command
-    directory: Any
-    intake: Any
-    publisher: Any
-    waiters: Any
-    blobs: "Blobs"
-    keyring: Any
-    metrics: Metrics
-    readiness: Readiness = field(init=False)
+    database: database.Database
+    redis: redis.Redis  # with short time-outs; it connects at its first command
+    directory: directory.Directory
+    intake: intake.Intake
+    publisher: tickets.Publisher
+    waiters: waiting.Waiters
+    blobs: blobs.Blobs
+    keyring: keyring.Keyring
+    metrics: metrics.Metrics
+    readiness: readiness.Readiness
 
-    def __post_init__(self) -> None:
-        self.readiness = Readiness({"database": self.database.now, "broker": lambda: self.redis.ping()})
+    @classmethod
+    def build(cls, settings: Settings) -> Self:
+        """The parts, put together; nothing runs and nothing is connected yet."""
+        store = database.connect(settings.database, synchronous=settings.sqlite_synchronous, pool_size=CONNECTIONS)
+        client = redis_client(settings)
+        known = directory.Directory(store)
+        publisher = tickets.Publisher(client, store)
+        return cls(settings, store, client, known, intake.Intake(store, known, publisher), publisher,
+                   waiting.Waiters(redis_client(settings), store), blobs.Blobs(settings.blobs),
+                   keyring.Keyring(store), metrics.Metrics(),
+                   readiness.Readiness({"database": store.now, "broker": client.ping}))
 
     def start(self) -> None:
-        pass
+        self.directory.start()
+        self.publisher.start()
+        self.waiters.start()
 
     def stop(self) -> None:
-        pass
+        """End every wait, publish what is pending, close what is open."""
+        self.waiters.stop()
+        self.publisher.stop()
+        self.directory.stop()
+        self.redis.close()
+        self.database.close()
+
+
+def redis_client(settings: Settings) -> redis.Redis:
+    """The broker, with one immediate second try: an idle connection may have been cut meanwhile."""
+    return redis.Redis.from_url(
+        redis_url(settings.broker), socket_timeout=BROKER_TIMEOUT_S, socket_connect_timeout=BROKER_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 1))

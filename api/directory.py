@@ -1,0 +1,201 @@
+"""What this process knows of networks, live workers, rates and lanes: a snapshot, refreshed in the background.
+
+A request never waits for the database here, but for a name that the snapshot does not know (yet).
+"""
+
+import difflib
+import importlib
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from models import contract, feed, incarnation, network
+from models.database import Database, Row, Transaction
+from models.errors import ModelNotFound, ModelNotReady, Unavailable
+
+log = structlog.get_logger("headrace.api")
+
+REFRESH_S = 0.5
+MISS_S = 0.02  # names that nobody knows must not become a query each
+DEFAULT_ITEMS = 64  # of a batch, until a worker has learned better
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A network that takes jobs. `check` takes an input's JSON, gives its work, or raises InputInvalid."""
+
+    reference: str
+    hardware: tuple[str, ...]  # classes in order of preference
+    check: Callable[[bytes], float]
+    batch_items: int  # as the manifest says, for as long as no worker has learned it
+    batch_work: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    networks: Mapping[str, network.Network] = field(default_factory=dict)  # by name@version, and default by name
+    served: Mapping[str, Served] = field(default_factory=dict)
+    workers: Mapping[str, Sequence[frozenset[str]]] = field(default_factory=dict)  # class to refusals of each worker
+    batches: Mapping[tuple[str, str], tuple[int, float]] = field(default_factory=dict)  # learned items and work
+    waits: Mapping[str, float | None] = field(default_factory=dict)
+    version: Row | None = None  # of the networks
+
+
+class Directory:
+    """Thread-safe; readers take the snapshot as it is."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._now = _Snapshot()
+        self._checks: dict[str, Callable[[bytes], float]] = {}
+        self._refreshed_at = -math.inf
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="directory", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(5)
+
+    def resolve(self, model: str) -> Served:
+        """The network that `name` or `name@version` means. Raises ModelNotFound or ModelNotReady."""
+        snapshot = self._now
+        found = snapshot.networks.get(model)
+        if found is not None:
+            served = snapshot.served.get(found.reference)
+            if served is not None:
+                return served
+        self.refresh(older_than_s=MISS_S)
+        snapshot = self._now
+        found = snapshot.networks.get(model)
+        if found is None or found.state == network.RETIRED or found.withdrawn_at is not None:
+            raise ModelNotFound(self._unknown(model, found))
+        served = snapshot.served.get(found.reference)
+        if served is not None:
+            return served
+        if found.state == network.REJECTED:
+            error = ModelNotReady(f"the network {found.reference} was rejected: {found.reason}")
+            error.retryable = False
+            raise error
+        raise ModelNotReady(f"the network {found.reference} is still being checked by a worker; try again shortly")
+
+    def _unknown(self, model: str, found: network.Network | None) -> str:
+        if found is not None:
+            return f"the network {found.reference} is retired"
+        near = difflib.get_close_matches(model, self._now.networks, 1)
+        hint = f"did you mean {near[0]!r}?" if near else "GET /v1/models lists them"
+        return f"there is no network {model!r}; {hint}"
+
+    def place(self, served: Served, allowed: Sequence[str] | None = None) -> str | None:
+        """The class a job waits for: the first of the network's with a live worker, else the first; None: none fits."""
+        classes = served.hardware if allowed is None else [name for name in served.hardware if name in allowed]
+        if not classes:
+            return None
+        workers = self._now.workers
+        for name in classes:
+            if any(served.reference not in refused for refused in workers.get(name, ())):
+                return name
+        return classes[0]
+
+    def classes(self) -> frozenset[str]:
+        """Hardware classes that some worker or network names."""
+        now = self._now
+        return frozenset(now.workers).union(*(served.hardware for served in now.served.values()))
+
+    def workers(self, hardware: str) -> int:
+        """How many live workers the class has."""
+        return len(self._now.workers.get(hardware, ()))
+
+    def batch(self, reference: str, hardware: str) -> tuple[int, float]:
+        """Items and work of one batch of a network: learned, or as its manifest says."""
+        now = self._now
+        learned = now.batches.get((reference, hardware))
+        if learned is not None:
+            return learned
+        served = now.served.get(reference)
+        return (DEFAULT_ITEMS, math.inf) if served is None else (served.batch_items, served.batch_work)
+
+    def wait_s(self, hardware: str) -> float | None:
+        """Estimated wait of a job that arrives now, where housekeeping has one."""
+        return self._now.waits.get(hardware)
+
+    def refresh(self, older_than_s: float = 0.0) -> None:
+        """Read everything again, unless the snapshot is younger. With the database away it stays as it is."""
+        asked_at = time.monotonic()
+        with self._lock:
+            # Who waited for another's refresh has it.
+            if self._refreshed_at > asked_at or asked_at - self._refreshed_at < older_than_s:
+                return
+            started_at = time.monotonic()
+            try:
+                with self._database.read() as tx:
+                    self._now = self._read(tx)
+            except Unavailable as error:
+                log.warning("directory_stale", detail=str(error))
+            else:
+                self._refreshed_at = started_at
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.refresh()
+            except Exception:
+                log.exception("directory_failed")
+            self._stop.wait(REFRESH_S)
+
+    def _read(self, tx: Transaction) -> _Snapshot:
+        before = self._now
+        version = network.version(tx)
+        if version != before.version:
+            every = network.every(tx)
+            networks, served = _by_name(every), self._serve(every)
+        else:
+            networks, served = before.networks, before.served  # type: ignore[assignment]
+        workers: dict[str, list[frozenset[str]]] = {}
+        for life in incarnation.live(tx):
+            if life.kind == incarnation.WORKER and life.hardware:
+                workers.setdefault(life.hardware, []).append(frozenset(life.holding.get("refused", ())))
+        waits = {hardware: wait for hardware, lane, wait in feed.waits(tx) if lane == contract.INTERACTIVE}
+        return _Snapshot(networks, served, workers, feed.batches(tx), waits, version)
+
+    def _serve(self, every: Sequence[network.Network]) -> dict[str, Served]:
+        out = {}
+        kept = {}
+        for item in every:
+            if not item.serving or item.signature is None:
+                continue
+            check = self._checks.get(item.digest)
+            if check is None:
+                try:
+                    check = importlib.import_module("api.inputs").checker(item.manifest, item.signature)
+                except Exception:  # one odd network must not take the others down
+                    log.exception("network_unserved", network=item.reference)
+                    continue
+            kept[item.digest] = check
+            batching: Mapping[str, Any] = item.manifest.get("batching") or {}
+            out[item.reference] = Served(item.reference, tuple(item.hardware), check,
+                                         int(batching.get("max_items") or DEFAULT_ITEMS),
+                                         float(batching.get("max_work") or math.inf))
+        self._checks = kept
+        return out
+
+
+def _by_name(every: Sequence[network.Network]) -> dict[str, network.Network]:
+    out: dict[str, network.Network] = {}
+    for item in every:
+        out[item.reference] = item
+        # Without a default (it was retired) a bare name means the newest version that is ready.
+        known = out.get(item.name)
+        if known is None or item.is_default or (not known.is_default and item.state == network.READY):
+            out[item.name] = item
+    return out

@@ -1,0 +1,92 @@
+"""What a job looks like on the wire, for the API's description. `models/rendering.py` writes it."""
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+State = Literal["queued", "running", "succeeded", "failed", "canceled", "expired"]
+
+
+class JobError(Struct):
+    code: str
+    message: str
+    retryable: bool
+
+
+class Timings(Struct):
+    queued_ms: int | None
+    run_ms: float | None
+    batch_size: int | None
+
+
+class JobUrls(Struct):
+    self: str
+    cancel: str
+
+
+class Job(Struct):
+    """One inference request. `model` is the resolved `name@version`, `hardware` the class that ran it."""
+
+    id: str
+    object: Literal["job"]
+    model: str
+    state: State
+    output: Any
+    error: JobError | None
+    attempt: int
+    crashes: int
+    priority: int
+    hardware: str | None
+    variant: str | None
+    cache: Any
+    estimated_start_s: float | None
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    deadline_at: str | None
+    timings: Timings
+    metadata: dict[str, str] | None
+    urls: JobUrls
+
+
+class JobList(Struct):
+    """Newest first, without outputs. `after=last_id` gets the next page."""
+
+    object: Literal["list"]
+    data: list[Job]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class EntryFault(Struct):
+    pointer: str
+    rule: str
+    detail: str
+
+
+class EntryError(Struct):
+    """Why one entry of a batch was refused; pointers are into the whole body."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+    errors: list[EntryFault]
+
+
+class AcceptedEntry(Struct):
+    status: Literal[202]
+    job: Job
+
+
+class RefusedEntry(Struct):
+    status: int
+    error: EntryError
+
+
+class BatchReply(Struct):
+    """One entry for each job that was sent, in order."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]

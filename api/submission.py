@@ -1,0 +1,118 @@
+"""From the JSON of one job to a row that is ready to be stored: everything a submit may be refused for."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from api import bodies
+from api.directory import Served
+from api.http import Principal
+from models import addresses, ids, rendering
+from models.errors import Fault, InputInvalid, InvalidRequest, ModelNotFound
+from models.job import QUEUED, Job, NewJob
+
+if TYPE_CHECKING:
+    from api.service import Service
+
+
+def prepare(service: "Service", principal: Principal, raw: bytes) -> NewJob:
+    """The job that these bytes (checked text) ask for. A large input goes to the blob store.
+
+    Raises InvalidJson, InvalidRequest, InputInvalid with every fault, ModelNotFound or ModelNotReady.
+    """
+    try:
+        return _prepare(service, principal, raw)
+    except (msgspec.ValidationError, InvalidRequest, InputInvalid):
+        _refuse(service, raw)
+        raise
+
+
+def _prepare(service: "Service", principal: Principal, raw: bytes) -> NewJob:
+    body = bodies.decode_job(raw)
+    served = service.directory.resolve(body.model)
+    given = bytes(body.input)
+    work = served.check(given)
+    allowed = None
+    if body.hardware is not None:
+        _check_classes(service, served, body.hardware)
+        allowed = tuple(dict.fromkeys(body.hardware))
+    if body.webhook is not None:
+        _check_webhook(service, body.webhook)
+    hardware = service.directory.place(served, allowed)
+    if hardware is None:
+        raise _no_class(served)
+    blob = None
+    if len(given) > service.settings.max_inline_bytes:
+        blob = service.blobs.put(given)
+    return NewJob(
+        ids.new(ids.JOB), principal.tenant, served.reference, hardware, work, None if blob else given, blob,
+        5 if body.priority is None else body.priority, body.deadline_s, allowed,
+        msgspec.json.encode(body.metadata) if body.metadata else None,
+        msgspec.json.encode(body.webhook) if body.webhook is not None else None)
+
+
+def _refuse(service: "Service", raw: bytes) -> None:
+    """Look at every field, and raise with all that is wrong."""
+    faults, values = bodies.faults_of(raw)
+    served = None
+    if "model" in values:
+        try:
+            served = service.directory.resolve(values["model"])
+        except ModelNotFound as error:
+            if not faults:
+                raise
+            faults.append(Fault("/model", "unknown", error.detail))
+    for name, check in (("hardware", _check_classes), ("webhook", None)):
+        value = values.get(name)
+        try:
+            if value is not None and check is not None and served is not None:
+                check(service, served, value)
+            elif value is not None and name == "webhook":
+                _check_webhook(service, value)
+        except InvalidRequest as error:
+            faults += error.faults
+    input_faults: Sequence[Fault] = ()
+    if served is not None and "input" in values:
+        try:
+            served.check(bytes(values["input"]))
+        except InputInvalid as error:
+            if not faults:
+                raise
+            input_faults = error.faults
+    if faults:
+        raise bodies.invalid((*faults, *input_faults))
+
+
+def _check_classes(service: "Service", served: Served, given: Sequence[str]) -> None:
+    known = service.directory.classes() | service.settings.classes().keys()
+    faults = tuple(
+        Fault(f"/hardware/{index}", "unknown", f"{name!r} is no hardware class; there are {', '.join(sorted(known))}")
+        for index, name in enumerate(given) if name not in known)
+    if faults:
+        raise bodies.invalid(faults)
+    if not set(given) & set(served.hardware):
+        raise _no_class(served)
+
+
+def _no_class(served: Served) -> InvalidRequest:
+    return bodies.invalid((Fault("/hardware", "unsupported",
+                                 f"{served.reference} runs on {', '.join(served.hardware)}: name one of these"),))
+
+
+def _check_webhook(service: "Service", webhook: bodies.Webhook) -> None:
+    policy = addresses.policy(service.settings)
+    addresses.check_url(webhook.url, allow=policy.allow, allow_http=policy.allow_http, pointer="/webhook/url")
+
+
+def accepted(new: NewJob, accepted_at: int) -> Job:
+    """The row as it is after its commit, without reading it back."""
+    deadline_at = None if new.deadline_s is None else accepted_at + int(new.deadline_s * 1000)
+    return Job(new.id, new.tenant, new.network, new.hardware, QUEUED, 0, 0, new.priority, new.work, accepted_at, None,
+               None, deadline_at, None, None, None, None, None, new.metadata, new.webhook)
+
+
+def accepted_json(service: "Service", new: NewJob, accepted_at: int) -> bytes:
+    """What the client is told of a job that was stored at this time."""
+    return rendering.job_json(accepted(new, accepted_at),
+                              estimated_start_s=service.directory.wait_s(new.hardware))
