@@ -161,6 +161,9 @@ class Sender:
             connection.request("POST", message.resource, body=message.body, headers=message.headers,
                                preload_content=False, decode_content=False)
             response = connection.getresponse()
+            if self._aborted.is_set() or time.monotonic() >= message.until:
+                # Shut while its headers came in: the library takes that for their end.
+                raise TimeoutError
             answer, whole = _read(response)
             reusable = whole and connection.sock is not None
             return answer
@@ -177,10 +180,10 @@ class Sender:
             return f"{STOPPED}: this sender is stopping"
         if time.monotonic() - began >= self._total_s - 0.001:
             return f"timeout: no answer within {self._total_s:g} s"
+        if isinstance(error, NewConnectionError):  # before its parent, the time-out
+            return f"connect: {error}"
         if isinstance(error, ConnectTimeoutError):
             return f"timeout: no connection within {self._connect_s:g} s"
-        if isinstance(error, NewConnectionError):
-            return f"connect: {error}"
         if isinstance(error, ssl.SSLError):
             return f"tls: {error}"
         if isinstance(error, TimeoutError):
