@@ -1,7 +1,7 @@
 """The main job from end to end, on this machine: what `make demo` runs.
 
-Starts the embedded stack, adds real networks, submits real inputs, polls the results, receives signed webhooks,
-and checks all of them. The last line counts; the exit code is 0 only if everything was right.
+Starts the embedded stack, adds real networks, submits real inputs, polls the results, receives signed
+webhooks, and checks all of them. The last line counts; the exit code is 0 only if everything was right.
 """
 
 import base64
@@ -137,8 +137,8 @@ def run(stack: stacks.Stack, receiver: Receiver) -> tuple[bool, str]:
     report(jobs, submitted_s, time.perf_counter() - start)
     told = receiver.wait_for(len(jobs), WEBHOOKS_S)
     subjects = {event["data"]["id"] for event in receiver.events.values()}
-    print(f"webhooks: {len(receiver.events)} verified, {receiver.repeats} repeated, {receiver.refused} refused; "
-          f"the last after {time.perf_counter() - start:.2f} s")
+    print(f"webhooks: {len(receiver.events)} verified, {receiver.repeats} repeated, "
+          f"{receiver.refused} refused; the last after {time.perf_counter() - start:.2f} s")
     faults = list(wrong(jobs, by_id))
     for line in faults[:10]:
         print(line, file=sys.stderr)
