@@ -1,6 +1,6 @@
 """Checks of a job's input against its network's signature, and its work. No NumPy: this runs for each submit.
 
-The usual input costs one typed decode. Only an input that fails it is gone through again, to report all its faults.
+The usual input costs one typed decode. Only one that fails it is gone through again, to report all faults.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ _MAKERS: Mapping[str, Callable[[Mapping[str, Any]], Checker]] = {
 
 
 def checker(manifest: Mapping[str, Any], signature: Mapping[str, Any]) -> Checker:
-    """A function of the raw JSON of one `input`: its work (elements, characters / 4, pixels or bytes).
+    """A function of the raw JSON of one `input`, which returns its work: elements, characters / 4, pixels, bytes.
 
     It raises InputInvalid with all faults; their pointers start with `/input`. Make it once a network version.
     """

@@ -35,14 +35,14 @@ def bytes_checker(_signature: Mapping[str, Any]) -> Callable[[bytes], float]:
 def _content(body: bytes) -> bytes:
     try:
         text = _decode(body).base64
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, RecursionError) as error:
         _explain(faults.parse(body))
-        raise
+        raise faults.invalid(Fault(faults.POINTER, "type", str(error))) from None
     try:
         content = binascii.a2b_base64(text, strict_mode=True)
     except ValueError as error:  # also for characters outside ASCII
-        raise faults.invalid(Fault(_POINTER, "base64", f"is not standard base64 with padding and without line breaks: "
-                                                       f"{str(error).lower()}")) from None
+        detail = f"is not standard base64 with padding and without line breaks: {str(error).lower()}"
+        raise faults.invalid(Fault(_POINTER, "base64", detail)) from None
     if not content:
         raise faults.invalid(Fault(_POINTER, "empty", "is empty: send the bytes of a file"))
     return content

@@ -1,4 +1,4 @@
-"""What the second look at a refused input has in common: collecting faults, and reading JSON that msgspec refuses."""
+"""The second look at a refused input: collecting its faults, and reading JSON that msgspec refuses."""
 
 import difflib
 import re
@@ -58,17 +58,17 @@ def invalid(*faults: Fault) -> InputInvalid:
 
 
 def parse(body: bytes) -> Any:
-    """The JSON value of an input that the typed decode refused. Raises InputInvalid if it can't be read at all."""
+    """The JSON value of an input that the typed decode refused. Raises InputInvalid if it can't be read."""
     try:
         return msgspec.json.decode(body)
     except RecursionError:
         fault = Fault(POINTER, "depth", "is nested too deeply: flatten it")
     except msgspec.ValidationError as error:
-        fault = Fault(POINTER, "range", f"holds a number that no datatype can hold ({error}): make it smaller")
+        fault = Fault(POINTER, "range", f"holds a number that no datatype holds ({error}): make it smaller")
     except msgspec.DecodeError as error:
         if _LONE.search(body):
-            fault = Fault(POINTER, "surrogate", "holds half of a surrogate pair (\\ud800 to \\udfff): send the whole "
-                                                "character")
+            fault = Fault(POINTER, "surrogate",
+                          "holds half of a surrogate pair (\\ud800 to \\udfff): send the whole character")
         else:
             fault = Fault(POINTER, "json", f"is not valid JSON in UTF-8: {error}")
     raise invalid(fault)
@@ -80,7 +80,8 @@ def unknown(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name[:100], known, 1)
     if near:
         return f"is not known; did you mean {shown(near[0])}?"
-    return f"is not known: use {', '.join(shown(text) for text in known[:20])}" + (" …" if len(known) > 20 else "")
+    listed = ", ".join(shown(text) for text in known[:20])
+    return f"is not known: use {listed}" + (" …" if len(known) > 20 else "")
 
 
 def shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The size of a PNG, JPEG or WebP image from its bytes, without decoding: what is cut off or absurd is seen here."""
+"""The size of a PNG, JPEG or WebP image from its bytes, undecoded: what is cut off or absurd is seen here."""
 
 import struct
 import zlib
@@ -32,9 +32,9 @@ def size(content: bytes) -> tuple[int, int]:
     except (struct.error, IndexError):
         raise _truncated() from None
     if not width or not height:
-        raise PictureInvalid("dimensions", f"is {width} x {height} pixels: both must be above 0")
+        raise PictureInvalid("dimensions", f"has {width} x {height} pixels: both must be above 0")
     if width * height > MAX_PIXELS:
-        raise PictureInvalid("dimensions", f"is {width} x {height} pixels, more than {MAX_PIXELS}: scale it down")
+        raise PictureInvalid("dimensions", f"has {width} x {height} pixels, more than {MAX_PIXELS}: scale it down")
     return width, height
 
 
@@ -53,7 +53,7 @@ def _png(content: bytes) -> tuple[int, int]:
         if end > len(content):
             raise _truncated()
         if zlib.crc32(memoryview(content)[at + 4:end - 4]) != int.from_bytes(content[end - 4:end], "big"):
-            raise PictureInvalid("checksum", f"is damaged: the checksum of its {kind!r} part is wrong; send it again")
+            raise PictureInvalid("checksum", f"is damaged: the checksum of its part {kind!r} is wrong")
         data = data or kind == b"IDAT"
         if kind == b"IEND":
             break

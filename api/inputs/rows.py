@@ -7,6 +7,7 @@ import msgspec
 
 from api.inputs import faults
 from models import signature as signatures
+from models.errors import Fault
 
 
 def checker(signature: Mapping[str, Any]) -> Callable[[bytes], float]:
@@ -20,9 +21,9 @@ def checker(signature: Mapping[str, Any]) -> Callable[[bytes], float]:
     def check(body: bytes) -> float:
         try:
             decode(body)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, RecursionError) as error:
             _explain(faults.parse(body), columns, datatypes)
-            raise
+            raise faults.invalid(Fault(faults.POINTER, "type", str(error))) from None
         if not exact:  # the typed decode knows no bound above 2⁶³
             _explain(faults.parse(body), columns, datatypes)
         return work
@@ -39,13 +40,15 @@ def _explain(value: Any, columns: list[str], datatypes: list[str]) -> None:
                  for name, datatype in zip(columns, datatypes, strict=True) if name in value]
     elif isinstance(value, list):
         if len(value) != len(columns):
-            found.add(faults.POINTER, "length", f"has {len(value)} values: {len(columns)} are needed, in the order "
-                                                f"{', '.join(columns[:8])}{' …' if len(columns) > 8 else ''}")
+            order = ", ".join(columns[:8]) + (" …" if len(columns) > 8 else "")
+            found.add(faults.POINTER, "length",
+                      f"has {len(value)} values: {len(columns)} are needed, in the order {order}")
         pairs = [(str(at), item, datatype)
                  for at, (item, datatype) in enumerate(zip(value, datatypes, strict=False))]
     else:
         pairs = []
-        found.add(faults.POINTER, "type", f"{faults.shown(value)} must be an object of columns or a list of values")
+        found.add(faults.POINTER, "type",
+                  f"{faults.shown(value)} must be an object of columns or a list of values")
     for name, item, datatype in pairs:
         wrong = signatures.fits(item, datatype)
         if wrong:

@@ -49,7 +49,7 @@ def _explain(value: Any, inputs: Sequence[signatures.TensorShape], *, batched: b
                       f"{faults.shown(tensor['datatype'])} must be {faults.shown(wanted['datatype'])}")
         if "shape" in tensor and not _shape(shape, wanted["shape"]):
             found.add(f"{pointer}/shape", "shape",
-                      f"{faults.shown(shape)} must be {_described(wanted['shape'])}{_hint(shape, wanted['shape'])}")
+                      f"{faults.shown(shape)} must be {_described(shape, wanted['shape'])}")
             shape = None
         if "data" in tensor:
             work += _data(f"{pointer}/data", tensor["data"], shape, wanted["datatype"], found)
@@ -67,8 +67,8 @@ def _tensors(value: Any, inputs: Sequence[signatures.TensorShape],
     """The tensors with a known name, each with its pointer."""
     pointer = faults.POINTER
     if not isinstance(value, dict):
-        found.add(pointer, "type", f'{faults.shown(value)} must be an object: {{"inputs": [{{"name", "shape", '
-                                   '"datatype", "data"}]}')
+        found.add(pointer, "type", f"{faults.shown(value)} must be an object whose `inputs` list tensors: "
+                                   f"{', '.join(_FIELDS)}")
         return {}
     found.fields(pointer, value, ("inputs",))
     tensors = value.get("inputs", [])
@@ -93,7 +93,8 @@ def _tensors(value: Any, inputs: Sequence[signatures.TensorShape],
     if "inputs" in value:
         for name in names:
             if name not in out:
-                found.add(f"{faults.POINTER}/inputs", "required", f"the tensor {faults.shown(name)} is missing: add it")
+                found.add(f"{faults.POINTER}/inputs", "required",
+                          f"the tensor {faults.shown(name)} is missing: add it")
     return out
 
 
@@ -103,17 +104,17 @@ def _shape(given: Any, wanted: Sequence[int]) -> bool:
                     for side, size in zip(given, wanted, strict=True)))
 
 
-def _described(wanted: Sequence[int]) -> str:
+def _described(given: Any, wanted: Sequence[int]) -> str:
     text = f"[{', '.join('n' if size < 0 else str(size) for size in wanted)}]"
-    return text + (", n being any size above 0" if -1 in wanted else "")
+    if -1 in wanted:
+        text += ", n being any size above 0"
+    if isinstance(given, list) and _shape([1, *given], wanted):
+        text += f": for one item send {[1, *given]}"
+    return text
 
 
-def _hint(given: Any, wanted: Sequence[int]) -> str:
-    return f": for one item send {[1, *given]}" if _shape([1, *given] if isinstance(given, list) else None,
-                                                           wanted) else ""
-
-
-def _data(pointer: str, data: Any, shape: Sequence[int] | None, datatype: str, found: faults.Collector) -> int:
+def _data(pointer: str, data: Any, shape: Sequence[int] | None, datatype: str,
+          found: faults.Collector) -> int:
     """How many elements; checks each, and that they are flat or nested as the shape says."""
     if not isinstance(data, list):
         found.add(pointer, "type", f"{faults.shown(data)} must be a list of {datatype} values")
@@ -125,7 +126,8 @@ def _data(pointer: str, data: Any, shape: Sequence[int] | None, datatype: str, f
     return _elements(pointer, data, sides, datatype, found)
 
 
-def _elements(pointer: str, data: list[Any], sides: list[int] | None, datatype: str, found: faults.Collector) -> int:
+def _elements(pointer: str, data: list[Any], sides: list[int] | None, datatype: str,
+              found: faults.Collector) -> int:
     if sides is not None and len(data) != sides[0]:
         found.add(pointer, "length", f"has {len(data)} entries: the shape needs {sides[0]}")
     inner = sides[1:] if sides is not None else None
@@ -138,7 +140,8 @@ def _elements(pointer: str, data: list[Any], sides: list[int] | None, datatype: 
             continue
         many += 1
         if inner:
-            found.add(f"{pointer}/{at}", "nesting", f"{faults.shown(value)} must be a list of {inner[0]} entries")
+            found.add(f"{pointer}/{at}", "nesting",
+                      f"{faults.shown(value)} must be a list of {inner[0]} entries")
             continue
         wrong = signatures.fits(value, datatype)
         if wrong:

@@ -19,8 +19,8 @@ def checker(signature: Mapping[str, Any]) -> Callable[[bytes], float]:
             text = _decode(body)
         except (msgspec.DecodeError, RecursionError):
             value = faults.parse(body)
-            raise faults.invalid(Fault(
-                faults.POINTER, "type", f"{faults.shown(value)} must be a string; one job takes one text")) from None
+            detail = f"{faults.shown(value)} must be a string; one job takes one text"
+            raise faults.invalid(Fault(faults.POINTER, "type", detail)) from None
         if "\0" in text:
             raise faults.invalid(Fault(faults.POINTER, "nul", "contains \\u0000: remove it"))
         return min(max(1.0, len(text) / 4), most)
