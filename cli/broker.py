@@ -1,4 +1,4 @@
-"""The embedded broker: a Valkey (or Redis) child on a unix socket, nothing on disk, since a ticket is a hint."""
+"""The embedded broker: a Valkey (or Redis) child on a unix socket, nothing on disk: tickets are hints."""
 
 import hashlib
 import importlib.util

@@ -39,7 +39,7 @@ class Console:
 
 
 class Stream:
-    """A text stream for this process's own logging: what is written comes out under a name, like a child's lines."""
+    """A text stream for this process's own logging: it comes out under a name, like a child's lines."""
 
     def __init__(self, out: Console, name: str) -> None:
         self._out = out

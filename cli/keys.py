@@ -1,7 +1,7 @@
 """`headrace keys`: API keys, made, listed and revoked straight in the database. A key is shown once."""
 
 import dataclasses
-import datetime
+import datetime as dt
 import json
 from collections.abc import Sequence
 
@@ -16,6 +16,7 @@ from models import tenant as tenants
 from models.errors import NotFound
 
 MAX_NAME = 128
+WIDE = 250  # columns, where nobody looks at a terminal
 
 
 def _connected() -> database.Database:
@@ -43,9 +44,10 @@ def keys() -> None:
 @click.option("--name", required=True, help="What it is for.")
 @click.option("--scopes", required=True, callback=_scopes,
               help=f"What it may do: {', '.join(tenants.SCOPES)}; comma-separated, or all.")
-@click.option("--expires-days", type=click.FloatRange(min=0, min_open=True), help="Days until it ends by itself.")
+@click.option("--expires-days", type=click.FloatRange(min=0, min_open=True), help="Days until it ends.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def create(*, tenant: str, name: str, scopes: Sequence[str], expires_days: float | None, as_json: bool) -> None:
+def create(*, tenant: str, name: str, scopes: Sequence[str], expires_days: float | None,
+           as_json: bool) -> None:
     """Make a key and show it, this once."""
     for field, value in (("--tenant", tenant), ("--name", name)):
         if not value.strip() or len(value) > MAX_NAME or not value.isprintable():
@@ -54,7 +56,8 @@ def create(*, tenant: str, name: str, scopes: Sequence[str], expires_days: float
 
     def work(tx: database.Transaction) -> keys_module.ApiKey:
         tenants.ensure(tx, tenant)
-        return keys_module.create(tx, tenant=tenant, name=name, scopes=scopes, key=key, expires_days=expires_days)
+        return keys_module.create(tx, tenant=tenant, name=name, scopes=scopes, key=key,
+                                  expires_days=expires_days)
 
     made = _connected().write(work)
     if as_json:
@@ -73,12 +76,15 @@ def list_keys(*, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([_plain(each) for each in found]))
         return
-    table = Table("id", "tenant", "name", "key", "scopes", "created", "expires", "last used", "state", box=None)
+    table = Table(box=None, pad_edge=False)
+    for title in ("id", "tenant", "name", "key", "state", "created", "expires", "last used", "scopes"):
+        table.add_column(title, no_wrap=title != "scopes", overflow="fold")
     for each in found:
-        table.add_row(each.id, each.tenant, each.name, f"hr_…{each.hint}", " ".join(each.scopes),
-                      _when(each.created_at), _when(each.expires_at), _when(each.last_used_at),
-                      "revoked" if each.revoked_at else "live")
-    Console().print(table)
+        table.add_row(each.id, each.tenant, each.name, f"hr_…{each.hint}",
+                      "revoked" if each.revoked_at else "live", _when(each.created_at),
+                      _when(each.expires_at), _when(each.last_used_at), " ".join(each.scopes))
+    console = Console()
+    Console(width=console.width if console.is_terminal else WIDE).print(table)
 
 
 @keys.command()
@@ -99,5 +105,5 @@ def _plain(key: keys_module.ApiKey) -> dict[str, object]:
 def _when(at: int | None) -> str:
     if at is None:
         return ""
-    moment = datetime.datetime.fromtimestamp(at / 1000, tz=datetime.UTC)
+    moment = dt.datetime.fromtimestamp(at / 1000, tz=dt.UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

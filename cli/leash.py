@@ -1,7 +1,7 @@
 """Starts a foreign program that ends with its supervisor: `leash.py [--user NAME] [--signal N] -- PROGRAM …`.
 
-Run by path in an isolated interpreter, so it knows only the standard library. On Linux it becomes the program,
-and the kernel ends it; elsewhere it stays, as a small parent that watches the supervisor's pipe.
+Run by path in an isolated interpreter, so it knows only the standard library. On Linux it becomes the
+program, and the kernel ends it; elsewhere it stays, as a small parent that watches the supervisor's pipe.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Logging of every process: structlog and the standard library's in one shape, on stderr; readable or JSON."""
+"""Logging of every process: structlog and the standard library's in one shape, readable or JSON."""
 
 import logging
 import logging.config

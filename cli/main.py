@@ -1,7 +1,7 @@
 """`headrace`: one group, whose commands load when they are used, so that `--help` answers at once.
 
-Nothing of ours is imported before `use_own_packages` has run: another project's `models` may come first on the
-path.
+Nothing of ours is imported before `use_own_packages` has run: another project's `models` may come first on
+the path.
 """
 
 import importlib
@@ -42,8 +42,8 @@ def _is_ours(origin: str | None, name: str) -> bool:
 
 
 def _refuse(name: str, where: object) -> NoReturn:
-    print(f"headrace: the package `{name}` of another project was imported first, from {where}: start headrace "
-          "elsewhere, or take that folder off PYTHONPATH", file=sys.stderr)
+    print(f"headrace: the package `{name}` of another project was imported first, from {where}: start "
+          "headrace elsewhere, or take that folder off PYTHONPATH", file=sys.stderr)
     sys.exit(2)
 
 

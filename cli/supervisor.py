@@ -1,7 +1,7 @@
 """Starts parts as child processes, starts them again when they die, and stops them in stages.
 
-One thread decides (the one that calls `wait`); a child's own threads only report. It must be the main thread: the
-kernel ends children with the thread that started them.
+One thread decides (the one that calls `wait`); a child's own threads only report. It must be the main thread:
+the kernel ends children with the thread that started them.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What to run. `stage`: the lowest is stopped first. `final`: exit codes after which it isn't started again."""
+    """What to run. `stage`: the lowest is stopped first. `final`: exit codes that end it for good."""
 
     name: str
     command: tuple[str, ...]
@@ -68,8 +68,8 @@ class Stopped(Exception):
 class Supervisor:
     """`start` parts, `wait` for what must come true, `drain` stage by stage.
 
-    `born(incarnation)` is called before such a part starts, `dead(incarnation, code, condemned)` right after it
-    died; code as Popen gives it: negative for a signal.
+    `born(incarnation)` is called before such a part starts, `dead(incarnation, code, condemned)` right after
+    it died; code as Popen gives it: negative for a signal.
     """
 
     def __init__(self, out: console.Console, *, environ: Mapping[str, str], kept_fds: Iterable[int] = (),
@@ -111,7 +111,7 @@ class Supervisor:
         return [name for name, post in self._posts.items() if post.given_up is None and not self.ready(name)]
 
     def wait(self, until: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Look after the parts until something is true; False after the time-out. Raises Stopped when asked to."""
+        """Look after the parts until something is true; False after the time-out. Raises Stopped."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while not until():
             if self._stops:
@@ -122,7 +122,7 @@ class Supervisor:
         return True
 
     def drain(self, stage: int, grace_s: float) -> None:
-        """Stop the parts of one stage and wait for them; kill them after the grace, or when asked again to stop."""
+        """Stop the parts of one stage and wait; kill them after the grace, or when asked to stop again."""
         self._draining = True
         lives = [post.life for post in self._posts.values() if post.life and post.part.stage == stage]
         for life in lives:
@@ -173,7 +173,8 @@ class Supervisor:
         process = subprocess.Popen(part.command, env=environ, pass_fds=self._fds, start_new_session=True,
                                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         post.life = Life(part, process, console.Listener(self._out, part.name, process), identity)
-        threading.Thread(target=self._watch, args=(post.life,), name=f"watch-{part.name}", daemon=True).start()
+        threading.Thread(target=self._watch, args=(post.life,), name=f"watch-{part.name}",
+                         daemon=True).start()
 
     def _watch(self, life: Life) -> None:
         """Report when a life is ready, and when it is over."""
@@ -199,18 +200,18 @@ class Supervisor:
             return
         if code in life.part.final:
             post.given_up = code
-            _log.error("part can't run here and is not started again", action="part_given_up", part=life.part.name,
-                       how=describe(code))
+            _log.error("part can't run here and is not started again", action="part_given_up",
+                       part=life.part.name, how=describe(code))
             return
         post.failures = 0 if life.ready else post.failures + 1
         delay_s = backoff_s(post.failures)
         post.due = time.monotonic() + delay_s
-        _log.warning("part died and is started again", action="part_died", part=life.part.name, how=describe(code),
-                     was_ready=life.ready, delay_s=delay_s)
+        _log.warning("part died and is started again", action="part_died", part=life.part.name,
+                     how=describe(code), was_ready=life.ready, delay_s=delay_s)
 
 
 def backoff_s(failures: int) -> float:
-    """How long to wait before the next start, after so many deaths in a row before it was ready: first not at all."""
+    """The wait before the next start, after so many deaths in a row before it was ready: at first none."""
     if failures <= 1:
         return 0.0
     return float(min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 2, 16)))

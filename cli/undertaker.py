@@ -1,10 +1,9 @@
-"""Ends the incarnations of processes that are known to be dead, so that what they held is claimed again at once.
+"""Ends the incarnations of processes known to be dead, so that what they held is claimed again at once.
 
 A file lists those that live, so that the next `up` can end what a killed one left behind.
 """
 
 import json
-import os
 import queue
 import threading
 from pathlib import Path
@@ -33,12 +32,12 @@ class Undertaker:
         self._thread = threading.Thread(target=self._work, name="undertaker", daemon=True)
 
     def start(self) -> None:
-        """Start, and end what an earlier `up` left. Call it once nothing of that one can be alive any more."""
+        """Start, and end what an earlier `up` left; nothing of that one may be alive any more."""
         left = self._read()
         self._living = set(left)
         self._thread.start()
         for each in left:
-            # Nobody saw them die: whether by a job's fault or with their supervisor isn't known, so nothing counts.
+            # Nobody saw them die, by a job's fault or with their supervisor: so nothing counts.
             self.end(each, incarnation.EXITED)
 
     def born(self, identity: str) -> None:
@@ -52,7 +51,7 @@ class Undertaker:
         self._queue.put((identity, reason))
 
     def stop(self, timeout_s: float) -> bool:
-        """Finish what is queued; False if the database did not come back in time (the next start does it then)."""
+        """Finish what is queued; False if the database stayed away (the next start does it then)."""
         self._queue.put(None)
         self._thread.join(timeout_s)
         self._give_up.set()
@@ -76,7 +75,7 @@ class Undertaker:
             _log.warning("incarnation not ended yet", action="incarnation_end_retried", incarnation=identity,
                          error=str(error))
             return False
-        except Exception:  # whatever it was, the next dead process must still be buried
+        except Exception:  # noqa: BLE001  (whatever it was, the next dead process must still be buried)
             _log.exception("incarnation not ended: its lease will", action="incarnation_end_failed",
                            incarnation=identity)
             return True
@@ -95,4 +94,4 @@ class Undertaker:
     def _write(self) -> None:
         fresh = self._roster.with_suffix(".new")
         fresh.write_text(json.dumps(sorted(self._living)))
-        os.replace(fresh, self._roster)
+        fresh.replace(self._roster)

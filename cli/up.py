@@ -45,8 +45,8 @@ def _workers(_ctx: click.Context, _param: click.Parameter, value: Sequence[str])
 @click.option("--host", help="Address to listen on.  [127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0: any free one.  [8080]")
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Data folder.  [.headrace]")
-@click.option("--worker", "workers", multiple=True, default=("cpu=1",), callback=_workers, metavar="CLASS=COUNT",
-              show_default=True, help="Workers of a hardware class; may be given several times.")
+@click.option("--worker", "workers", multiple=True, default=("cpu=1",), callback=_workers, show_default=True,
+              metavar="CLASS=COUNT", help="Workers of a hardware class; may be given several times.")
 @click.option("--database", "kind", type=click.Choice(["sqlite", "postgres"]),
               help="Embedded database.  [sqlite, or HEADRACE_DATABASE_URL]")
 @click.pass_context
@@ -54,8 +54,8 @@ def up(ctx: click.Context, *, host: str | None, port: int | None, data: Path | N
        kind: str | None) -> None:
     """Run the whole service here, in the foreground.
 
-    Starts a broker, a database, the API, workers and housekeeping as child processes, and starts again what dies.
-    Ctrl-C lets workers finish their batch and ends everything.
+    Starts a broker, a database, the API, workers and housekeeping as child processes, and starts again what
+    dies. Ctrl-C lets workers finish their batch and ends everything.
     """
     settings = settings_module.load(host=host, port=port, data_dir=data)
     if kind is not None:
@@ -101,8 +101,8 @@ def _lock(folder: Path) -> int:
         except BlockingIOError:
             holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
             if _alive(holder) or time.monotonic() > end:
-                raise SettingsInvalid(f"another `headrace up` (process {holder}) runs on {folder}: stop it, or choose "
-                                      "another folder with --data") from None
+                raise SettingsInvalid(f"another `headrace up` (process {holder}) runs on {folder}: stop it, "
+                                      "or choose another folder with --data") from None
             time.sleep(LOCK_RETRY_S)
         else:
             os.ftruncate(lock, 0)
@@ -180,7 +180,8 @@ class Stack:
             self.supervisor.start(part)
         names = [part.name for part in stores]
         if not self.supervisor.wait(lambda: self.supervisor.ready(*names), STORES_READY_S):
-            raise Unavailable(f"{', '.join(self.supervisor.pending())} did not start within {STORES_READY_S:.0f} s")
+            missing = ", ".join(self.supervisor.pending())
+            raise Unavailable(f"{missing} did not start within {STORES_READY_S:.0f} s")
         from migrations import upgrade
         upgrade.upgrade(self.settings.database)
         self.undertaker.start()
@@ -191,8 +192,8 @@ class Stack:
         start(Part("housekeep", parts.own_command("housekeep"), SERVICES, self._lives, incarnated=True))
         for hardware, count in self.workers.items():
             for number in range(1, count + 1):
-                start(Part(f"{hardware}-{number}", parts.own_command("worker", "--hardware", hardware), WORKERS,
-                           self._warm, incarnated=True))
+                command = parts.own_command("worker", "--hardware", hardware)
+                start(Part(f"{hardware}-{number}", command, WORKERS, self._warm, incarnated=True))
 
     def _look_after(self) -> int:
         supervisor = self.supervisor
@@ -212,13 +213,14 @@ class Stack:
             note += f"; not running: {', '.join(sorted(gone))}, see above"
         if not working:
             note += "; jobs are taken and wait"
-        print(f"headrace is ready at {self.url} ({note}; data in {self.settings.data_dir}; Ctrl-C stops it)", flush=True)
+        where = self.settings.data_dir
+        print(f"headrace is ready at {self.url} ({note}; data in {where}; Ctrl-C stops it)", flush=True)
 
     def _stop(self) -> None:
         for stage in (WORKERS, SERVICES):
             self.supervisor.drain(stage, DRAIN_S[stage])
         if not self.undertaker.stop(DRAIN_S[STORES]):
-            _log.warning("the database is away: what died is settled at the next start", action="undertaker_left")
+            _log.warning("the database is away: the next start ends what died", action="undertaker_left")
         self.database.close()
         self.supervisor.drain(STORES, DRAIN_S[STORES])
 

@@ -1,4 +1,4 @@
-"""No process outlives the `up` that started it: a pipe that ends with it, and the kernel's signal where it has one."""
+"""No process outlives the `up` that started it: a pipe that ends with it and, on Linux, a signal."""
 
 import ctypes
 import os
@@ -26,14 +26,14 @@ def guard() -> None:
 
 
 def follow_parent() -> None:
-    """End this process at once when its parent or the supervisor above it is gone. For forks of a guarded process."""
+    """End this process at once when its parent or the supervisor is gone. For forks of a guarded one."""
     end_with_parent(signal.SIGKILL)
-    # The signal is Linux's alone; the pipe works everywhere, and sees a supervisor that died before the call above.
+    # The pipe works everywhere, and also sees a supervisor that died before the call above.
     threading.Thread(target=_watch, args=(_fd, os.getppid()), name="watchdog", daemon=True).start()
 
 
 def end_with_parent(number: int) -> None:
-    """Ask the kernel to send this process a signal when the thread that started it ends. Nothing outside Linux."""
+    """Have the kernel signal this process when the thread that started it ends. Nothing outside Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 

@@ -1,7 +1,7 @@
 """API keys: `hr_`, 30 random base62 characters (178 bits), and a checksum.
 
-The checksum tells a typo or a cut-off paste from a wrong key without a look at the database, and lets scanners find
-leaked keys. Only the SHA-256 is stored: a key has too much entropy to be guessed, so it needs no slow hash.
+The checksum tells a typo or a cut-off paste from a wrong key without a look at the database, and lets scanners
+find leaked keys. Only the SHA-256 is stored: a key has too much entropy to be guessed, so no slow hash is due.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from models import ids
-from models.database import Statement, Transaction
+from models.database import Row, Statement, Transaction
 from models.tenant import api_keys
 
 PREFIX = "hr_"
@@ -89,8 +89,13 @@ def create(tx: Transaction, *, tenant: str, name: str, scopes: Sequence[str], ke
 
 def listing(tx: Transaction) -> list[ApiKey]:
     """Every key, the revoked ones too, by tenant and age."""
-    return [ApiKey(id_, tenant, name, hint, tuple(scopes.split()), created, expires, revoked, used)
-            for id_, tenant, name, hint, scopes, created, expires, revoked, used in tx.all(_LISTING)]
+    return [_from_row(row) for row in tx.all(_LISTING)]
+
+
+def _from_row(row: Row) -> ApiKey:
+    key_id, tenant, name, hint, scopes, created_at, expires_at, revoked_at, last_used_at = row
+    return ApiKey(key_id, tenant, name, hint, tuple(scopes.split()), created_at, expires_at, revoked_at,
+                  last_used_at)
 
 
 def revoke(tx: Transaction, key_id: str) -> bool | None:
@@ -108,7 +113,7 @@ _TOUCH = Statement("UPDATE api_keys SET last_used_at = {now} WHERE id = :id")
 def find(tx: Transaction, key: str) -> tuple[ApiKey, int] | None:
     """The valid key that was sent, and the database's clock; None if it is unknown, revoked or expired."""
     row = tx.one(_FIND, hash=digest(key))
-    return None if row is None else (ApiKey(*row[:4], tuple(row[4].split()), *row[5:9]), row[9])
+    return None if row is None else (_from_row(row[:9]), row[9])
 
 
 def touch(tx: Transaction, key_id: str) -> None:

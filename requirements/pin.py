@@ -1,7 +1,7 @@
 """Pins every package that an install brings, by name and version: what `make upgrade` runs.
 
-Each file holds what its set adds to those it starts with. Hashes and addresses are left out, so that the same files
-serve every index and platform.
+Each file holds what its set adds to those it starts with. Hashes and addresses are left out, so that the same
+files serve every index and platform.
 """
 
 import json
@@ -31,9 +31,10 @@ def main() -> None:
         inherited = {package for parent in parents for package in pinned[parent]}
         pinned[name] = found
         lines = [f"-r {parent}.txt" for parent in parents]
-        lines += [f"{package}=={version}" for package, version in sorted(found.items()) if package not in inherited]
-        (HERE / f"{name}.txt").write_text("# Made by `make upgrade`: not by hand.\n" + "\n".join(lines) + "\n")
-        print(f"requirements/{name}.txt: {len(lines) - len(parents)} packages, {len(found)} in all")
+        lines += [f"{package}=={found[package]}" for package in sorted(found.keys() - inherited)]
+        text = "\n".join(["# Made by `make upgrade`: not by hand.", *lines])
+        (HERE / f"{name}.txt").write_text(text + "\n")
+        sys.stdout.write(f"requirements/{name}.txt: {len(found)} packages\n")
 
 
 def resolve(extra: str, tools: Path | None, bounds: dict[str, str] | None = None) -> dict[str, str]:
@@ -41,11 +42,12 @@ def resolve(extra: str, tools: Path | None, bounds: dict[str, str] | None = None
     with tempfile.TemporaryDirectory() as folder:
         report, constraints = Path(folder, "report.json"), Path(folder, "constraints.txt")
         constraints.write_text("\n".join(f"{name}=={version}" for name, version in (bounds or {}).items()))
-        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report",
-                   str(report), "--constraint", str(constraints), f"{ROOT}[{extra}]" if extra else str(ROOT)]
+        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet",
+                   "--report", str(report), "--constraint", str(constraints),
+                   f"{ROOT}[{extra}]" if extra else str(ROOT)]
         if tools is not None:
             command += ["--requirement", str(tools)]
-        subprocess.run(command, check=True)
+        subprocess.run(command, check=True)  # noqa: S603  (nothing in it comes from outside)
         installs = json.loads(report.read_text())["install"]
     found = {canonical(each["metadata"]["name"]): each["metadata"]["version"] for each in installs}
     return {name: version for name, version in found.items() if name != "headrace"}
