@@ -73,7 +73,7 @@ def claim(tx: Transaction, ids: Sequence[str], *, incarnation: str, hardware: st
     if not rows:
         return []
     found = {row[0]: row for row in tx.all(_INPUTS, ids=[row[0] for row in rows])}
-    return [Claimed(*row[:7], bool(row[7]), found[row[0]][1], found[row[0]][2], row[8]) for row in rows]
+    return [Claimed(*(*row[:7], bool(row[7]), *found[row[0]][1:], row[8])) for row in rows]
 
 
 _FENCE = "state = 'running' AND NOT waiting AND incarnation = :incarnation"

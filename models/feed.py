@@ -1,7 +1,7 @@
 """Which waiting jobs get a ticket next: marks, lanes, and the feeder's pick.
 
-A lane is open while no job without a ticket waits in it: only then may the API publish by itself. The API closes
-it with the first row it leaves behind, only the feeder opens it again.
+A lane is open while no job without a ticket waits in it: only then may the API publish by itself. The API
+closes it with the first row it leaves behind, only the feeder opens it again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from types import MappingProxyType
 import sqlalchemy as sa
 
 from models.contract import Entry
-from models.database import Statement, Transaction
+from models.database import Row, Statement, Transaction
 from models.job import TICKET_S
 from models.schema import Flag, Text, Time, metadata
 
@@ -64,7 +64,7 @@ _LEFT = Statement(
 
 
 def is_open(tx: Transaction, hardware: str, lane: str, *, to_close: bool = False) -> bool:
-    """Whether the API may publish; the row is held until commit, so that the lane can't be reopened meanwhile.
+    """Whether the API may publish; the row is held until commit, so that nobody reopens the lane meanwhile.
 
     `to_close`: the caller means to close an open lane, so the row is locked for that at once: two who hold it
     shared and then both want to write would deadlock.
@@ -123,8 +123,8 @@ _CLEAR = Statement(
     "UPDATE jobs SET ticketed_until = NULL WHERE id IN (SELECT id FROM ordered)")
 _MARKED = Statement(
     "SELECT network, count(*), sum(work), min(ticketed_until) FROM (SELECT network, work, ticketed_until "
-    "FROM jobs WHERE hardware = :hardware AND waiting AND deadline_at IS NULL AND ticketed_until > {now} UNION ALL "
-    "SELECT network, work, ticketed_until FROM jobs WHERE hardware = :hardware AND waiting "
+    "FROM jobs WHERE hardware = :hardware AND waiting AND deadline_at IS NULL AND ticketed_until > {now} "
+    "UNION ALL SELECT network, work, ticketed_until FROM jobs WHERE hardware = :hardware AND waiting "
     "AND deadline_at IS NOT NULL AND ticketed_until > {now}) AS marked GROUP BY network")
 _OVERDUE = Statement(
     "SELECT 1 FROM jobs WHERE hardware = :hardware AND waiting AND deadline_at IS NULL "
@@ -133,13 +133,13 @@ _OVERDUE = Statement(
     "AND ticketed_until > {now} AND ticketed_until <= {now} + :ms LIMIT 1")
 
 
-def _row(row: tuple[object, ...]) -> Waiting:
-    return Waiting(Entry(*row[:5]), str(row[5]), bool(row[6]))  # type: ignore[arg-type]
+def _row(row: Row) -> Waiting:
+    return Waiting(Entry(*row[:5]), str(row[5]), bool(row[6]))
 
 
 def pick(tx: Transaction, hardware: str, *, limit: int,
          after: Mapping[int, str] = MappingProxyType({})) -> list[Waiting]:
-    """Jobs without a ticket, locked: by priority (0 first), those with a deadline (earliest first), then by age.
+    """Jobs without a ticket, locked: by priority (0 first), by deadline where they have one, then by age.
 
     `after`: low-water cursors, per priority an id below which nothing waits without a ticket, so that dead
     entries of the index aren't walked again.
@@ -168,6 +168,47 @@ def marked(tx: Transaction, hardware: str) -> dict[str, tuple[int, float, int]]:
     return {row[0]: (row[1], row[2], row[3]) for row in tx.all(_MARKED, hardware=hardware)}
 
 
+# Two arms, since each of the partial indexes serves only its own condition.
+_TALLY_WAITING = Statement(
+    "SELECT hardware, network, count(*), sum(work), min(created_at) FROM ("
+    "SELECT hardware, network, work, created_at FROM jobs WHERE waiting AND deadline_at IS NULL UNION ALL "
+    "SELECT hardware, network, work, created_at FROM jobs WHERE waiting AND deadline_at IS NOT NULL) AS w "
+    "GROUP BY hardware, network")
+_TALLY_RUNNING = Statement(
+    "SELECT hardware, network, count(*), sum(work) FROM jobs WHERE state = 'running' AND NOT waiting "
+    "GROUP BY hardware, network")
+_ROLL_UP = Statement(
+    "UPDATE lanes SET depth = :depth, in_flight = :in_flight, wait_s = :wait_s, oldest_at = :oldest_at, "
+    "updated_at = {now} WHERE hardware = :hardware AND lane = :lane")
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Jobs of one network in one class. `oldest_at`: when the oldest was accepted, of those that wait."""
+
+    hardware: str
+    network: str
+    count: int
+    work: float
+    oldest_at: int | None = None
+
+
+def waiting(tx: Transaction) -> list[Tally]:
+    """Everything that waits. Walks the whole backlog: about 1 us a job on SQLite."""
+    return [Tally(*row) for row in tx.all(_TALLY_WAITING)]
+
+
+def running(tx: Transaction) -> list[Tally]:
+    return [Tally(*row) for row in tx.all(_TALLY_RUNNING)]
+
+
+def roll_up(tx: Transaction, hardware: str, lane: str, *, depth: int, in_flight: int, wait_s: float | None,
+            oldest_at: int | None) -> None:
+    """Write down what housekeeping counted, for those who may not count for themselves."""
+    tx.run(_ROLL_UP, hardware=hardware, lane=lane, depth=depth, in_flight=in_flight, wait_s=wait_s,
+           oldest_at=oldest_at)
+
+
 _WAITS = Statement("SELECT hardware, lane, wait_s FROM lanes")
 _BATCHES = Statement("SELECT network, hardware, batch_items, batch_work FROM rates")
 
@@ -182,7 +223,7 @@ def states(tx: Transaction) -> list[tuple[str, str, bool]]:
 
 def waits(tx: Transaction) -> list[tuple[str, str, float | None]]:
     """Class, lane, and the estimated wait of a job that arrives now."""
-    return tx.all(_WAITS)  # type: ignore[return-value]
+    return tx.all(_WAITS)
 
 
 def batches(tx: Transaction) -> dict[tuple[str, str], tuple[int, float]]:

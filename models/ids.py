@@ -21,3 +21,8 @@ def new(prefix: str) -> str:
 
 def is_id(text: str, prefix: str) -> bool:
     return text.startswith(prefix) and _SHAPE.match(text) is not None
+
+
+def lowest(prefix: str, at_ms: int) -> str:
+    """The id below which none lies that was made at `at_ms` or later."""
+    return f"{prefix}{max(0, at_ms):012x}{0:020x}"

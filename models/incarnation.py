@@ -1,7 +1,7 @@
-"""Incarnations: one life of one process, with the lease that its jobs hang on. And the duties that one leads."""
+"""Incarnations: lives of processes, with the lease that their jobs hang on; and duties that one leads."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,14 +57,15 @@ class Incarnation:
 
 
 _BEGIN = Statement(
-    "INSERT INTO incarnations (id, kind, host, pid, hardware, lanes, ready, started_at, heartbeat_at, beats, holding) "
-    "VALUES (:id, :kind, :host, :pid, :hardware, :lanes, FALSE, {now}, {now}, 0, '{}') ON CONFLICT (id) DO NOTHING")
-_BEAT = Statement("UPDATE incarnations SET heartbeat_at = {now}, beats = beats + 1, ready = :ready, holding = :holding "
-                  "WHERE id = :id AND ended_at IS NULL")
-_LIVE = Statement("SELECT id, kind, host, pid, hardware, lanes, ready, started_at, heartbeat_at, beats, holding "
-                  "FROM incarnations WHERE ended_at IS NULL ORDER BY id")
-_END = Statement("UPDATE incarnations SET ended_at = {now}, end_reason = :reason "
-                 "WHERE id = :id AND ended_at IS NULL RETURNING hardware")
+    "INSERT INTO incarnations (id, kind, host, pid, hardware, lanes, ready, started_at, heartbeat_at, beats, "
+    "holding) VALUES (:id, :kind, :host, :pid, :hardware, :lanes, FALSE, {now}, {now}, 0, '{}') "
+    "ON CONFLICT (id) DO NOTHING")
+_BEAT = Statement("UPDATE incarnations SET heartbeat_at = {now}, beats = beats + 1, ready = :ready, "
+                  "holding = :holding WHERE id = :id AND ended_at IS NULL")
+_LIVE = Statement("SELECT id, kind, host, pid, hardware, lanes, ready, started_at, heartbeat_at, beats, "
+                  "holding FROM incarnations WHERE ended_at IS NULL ORDER BY id")
+_END = Statement("UPDATE incarnations SET ended_at = {now}, end_reason = :reason WHERE id = :id "
+                 "AND ended_at IS NULL AND beats = COALESCE(:beats, beats) RETURNING hardware")
 _DROP_LEASES = Statement("DELETE FROM leases WHERE incarnation = :id")
 
 
@@ -80,15 +81,18 @@ def beat(tx: Transaction, incarnation: str, *, ready: bool, holding: Mapping[str
 
 
 def live(tx: Transaction) -> list[Incarnation]:
-    return [Incarnation(*row[:6], bool(row[6]), *row[7:10], json.loads(row[10] or "{}")) for row in tx.all(_LIVE)]
+    return [Incarnation(*(*row[:6], bool(row[6]), *row[7:10], json.loads(row[10] or "{}")))
+            for row in tx.all(_LIVE)]
 
 
-def end(tx: Transaction, incarnation: str, reason: str, *, max_attempts: int) -> list[str] | None:
+def end(tx: Transaction, incarnation: str, reason: str, *, max_attempts: int,
+        beats: int | None = None) -> list[str] | None:
     """End a life and release what it held; the jobs parked thereby, or None if it had ended before.
 
-    Only a supervisor that has an exit status may say `killed`, only the sweep's leader `lost`.
+    Only a supervisor that has an exit status may say `killed`, only the sweep's leader `lost`; it gives the
+    `beats` that it saw stand still, and one beat more in the last moment makes this return None too.
     """
-    row = tx.one(_END, id=incarnation, reason=reason)
+    row = tx.one(_END, id=incarnation, reason=reason, beats=beats)
     if row is None:
         return None
     parked = claim.release(tx, incarnation, confirmed=reason == KILLED, max_attempts=max_attempts)
@@ -98,6 +102,25 @@ def end(tx: Transaction, incarnation: str, reason: str, *, max_attempts: int) ->
         if feed.left(tx, row[0]):  # else new arrivals would slip past what came back
             feed.close(tx, row[0], contract.INTERACTIVE)
     return parked
+
+
+# Jobs that a worker claimed in the moment it was declared lost: its `end` did not see them.
+_ABANDONED = Statement(
+    "SELECT DISTINCT i.id FROM incarnations i JOIN jobs j ON j.incarnation = i.id "
+    "WHERE i.ended_at IS NOT NULL AND j.state = 'running' AND NOT j.waiting")
+_FORGET = Statement(
+    "DELETE FROM incarnations WHERE ended_at < {now} - :ms AND NOT EXISTS "
+    "(SELECT 1 FROM jobs j WHERE j.incarnation = incarnations.id AND j.state = 'running')")
+
+
+def abandoned(tx: Transaction) -> list[str]:
+    """Ended incarnations that still hold jobs: `claim.release` them."""
+    return [row[0] for row in tx.all(_ABANDONED)]
+
+
+def forget(tx: Transaction, age_s: float) -> int:
+    """Delete those that ended that long ago; how many."""
+    return tx.run(_FORGET, ms=int(age_s * 1000))
 
 
 _TAKE = Statement(
@@ -111,6 +134,18 @@ _DROP_LEASE = Statement("DELETE FROM leases WHERE duty = :duty AND incarnation =
 def lead(tx: Transaction, duty: str, incarnation: str, lease_s: float) -> bool:
     """Take or renew the lead of a duty; whether this incarnation has it."""
     return tx.one(_TAKE, duty=duty, incarnation=incarnation, ms=int(lease_s * 1000)) is not None
+
+
+_TAKEN = Statement(
+    "SELECT l.duty FROM leases l WHERE l.duty {in duties} AND l.incarnation <> :incarnation "
+    "AND l.until >= {now} AND EXISTS "
+    "(SELECT 1 FROM incarnations i WHERE i.id = l.incarnation AND i.ended_at IS NULL)")
+
+
+def free_duties(tx: Transaction, duties: Sequence[str], incarnation: str) -> list[str]:
+    """Which of these duties nobody else leads, so that `lead` may succeed."""
+    taken = {row[0] for row in tx.all(_TAKEN, duties=duties, incarnation=incarnation)} if duties else set()
+    return [duty for duty in duties if duty not in taken]
 
 
 def resign(tx: Transaction, duty: str, incarnation: str) -> None:

@@ -176,7 +176,7 @@ _STATES = Statement("SELECT id, state FROM jobs WHERE id {in ids}")
 
 
 def from_row(row: Row) -> Job:
-    return Job(*row[:20], row[20], row[21], bool(row[22])) if len(row) > 20 else Job(*row)
+    return Job(*(*row[:22], bool(row[22]))) if len(row) > 20 else Job(*row)
 
 
 def get(tx: Transaction, tenant: str, job_id: str) -> Job | None:

@@ -35,3 +35,11 @@ def save(tx: Transaction, hardware: str, rates: Sequence[Rate]) -> None:
     for each in sorted(rates, key=lambda rate: rate.network):
         tx.run(_SAVE, hardware=hardware, network=each.network, overhead_s=each.overhead_s,
                per_work_s=each.per_work_s, batch_work=each.batch_work, batch_items=each.batch_items)
+
+
+_EVERY = Statement(f"SELECT hardware, {_FIELDS} FROM rates")
+
+
+def every(tx: Transaction) -> dict[tuple[str, str], Rate]:
+    """(network, class) to what was last learned."""
+    return {(row[1], row[0]): Rate(*row[1:]) for row in tx.all(_EVERY)}

@@ -1,0 +1,244 @@
+"""The feeder: brings jobs that wait without a ticket, in their turn, while the window has room.
+
+Marks first, commits, then publishes. Losing a ticket costs time and a second one costs an empty claim, so
+nothing here needs to be exact; that no job is left behind for good is what must hold.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import redis
+import structlog
+
+from models import claim, contract, feed, ids, incarnation
+from models.contract import INTERACTIVE
+from models.database import Database, Transaction
+from models.errors import Unavailable
+from models.incarnation import Incarnation
+from workers.housekeeping.window import Limit, Packed, Window, pack
+
+log = structlog.get_logger("headrace.housekeeping")
+
+TICK_S = 0.25  # a net only: messages wake the feeder
+MAX_ROWS = 2048  # picked in one transaction: 10 to 20 ms on SQLite, whose other writers wait meanwhile
+LOST_AFTER_S = 2.0  # a marked job of an idle class whose ticket nobody has: it was lost
+LATE_S = 5.0  # between the making of an id and its commit: cursors stay that far behind the clock
+DUTY_SHARE = 0.05  # of the time, for walks that may be long: full scans, searches for lost tickets
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.25, 2.0
+
+
+@dataclass(slots=True)
+class _Lane:
+    """What the feeder remembers of one class between rounds."""
+
+    window: Window = field(default_factory=Window)
+    open: bool = True
+    cursors: dict[int, str] = field(default_factory=dict)
+    row_share: float = 1 / 64  # of a batch, that a job filled lately
+    workers: list[Incarnation] = field(default_factory=list)
+    scan_due_at: float = 0.0  # own monotonic clock
+    search_due_at: float = 0.0
+    idle_beats: dict[str, int] | None = None  # the workers' beats when the class was first seen idle
+
+
+class Feeder:
+    """One round feeds every class. Not thread-safe but for `wake`."""
+
+    def __init__(self, database: Database, client: redis.Redis) -> None:
+        self._database = database
+        self._client = client
+        self._lanes: dict[str, _Lane] = {}
+        self._batches: dict[tuple[str, str], tuple[int, float]] = {}
+        self._refreshed_at = float("-inf")
+        self._woken = threading.Event()
+        self._news: deque[str] = deque()  # classes with rows left behind, as messages say
+        self._backoff_s = 0.0
+
+    def wake(self, hardware: str | None = None) -> None:
+        """Something changed: rows were left behind in a class, or (None) jobs ended, so there is room."""
+        if hardware is not None:
+            self._news.append(hardware)
+        elif all(lane.open for lane in list(self._lanes.values())):
+            return  # nothing waits for the room
+        self._woken.set()
+
+    def run(self, stop: threading.Event, leads: Callable[[], bool]) -> None:
+        """Feed whenever woken, and at each tick, while `leads()`."""
+        while not stop.is_set():
+            self._woken.wait(TICK_S)
+            self._woken.clear()
+            if not leads():
+                continue
+            try:
+                self.round()
+            except (redis.RedisError, OSError, Unavailable) as error:
+                self._backoff_s = min(MAX_BACKOFF_S, max(MIN_BACKOFF_S, 2 * self._backoff_s))
+                log.warning("feed_failed", detail=str(error), again_in_s=self._backoff_s)
+                stop.wait(self._backoff_s)
+            else:
+                self._backoff_s = 0.0
+
+    def round(self) -> int:
+        """Feed each class as far as its window has room; how many jobs got a ticket.
+
+        Raises Unavailable and redis.RedisError; nothing is left marked whose ticket wasn't sent.
+        """
+        news = {self._news.popleft() for _ in range(len(self._news))}
+        if time.monotonic() - self._refreshed_at >= TICK_S or not news <= self._lanes.keys():
+            self._refresh()
+        for hardware in news & self._lanes.keys():
+            lane = self._lanes[hardware]
+            if lane.open:  # not a new arrival behind others, so perhaps an old job that came back
+                lane.cursors.clear()
+            lane.open = False
+        return sum(self._feed(hardware, lane) for hardware, lane in self._lanes.items())
+
+    def _refresh(self) -> None:
+        with self._database.read() as tx:
+            states = feed.states(tx)
+            live = incarnation.live(tx)
+            self._batches = feed.batches(tx)
+        for hardware, name, is_open in states:
+            if name != INTERACTIVE:
+                continue
+            lane = self._lanes.setdefault(hardware, _Lane())
+            lane.open = is_open
+            workers = [each for each in live if each.kind == incarnation.WORKER and each.hardware == hardware
+                       and INTERACTIVE in (each.lanes or "").split(",")]
+            if {w.id for w in lane.workers} - {w.id for w in workers}:
+                lane.cursors.clear()  # what a lost worker held has come back
+            lane.workers = workers
+        self._refreshed_at = time.monotonic()
+
+    def _feed(self, hardware: str, lane: _Lane) -> int:
+        queue = contract.queue_name(hardware, INTERACTIVE)
+        if lane.open:
+            with self._database.read() as tx:
+                left = feed.left(tx, hardware)
+            if not left:
+                self._search(hardware, lane, queue)
+                return 0
+        total = 0
+        length = self._length(queue)
+        while (room := lane.window.room(length, len(lane.workers))) > 0:
+            packed, short = self._mark(hardware, lane, room)
+            if packed:
+                length = self._publish(hardware, lane, queue, packed)
+                shares = [each.share for each in packed]
+                jobs = sum(len(each.ticket.entries) for each in packed)
+                lane.window.published(shares)
+                lane.row_share = sum(shares) / jobs
+                total += jobs
+            if short:
+                if not packed:
+                    self._search(hardware, lane, queue)
+                break
+        return total
+
+    def _length(self, queue: str) -> int:
+        return int(self._client.llen(queue))
+
+    def _mark(self, hardware: str, lane: _Lane, room: float) -> tuple[list[Packed], bool]:
+        """Pick and mark what fits; and whether nothing was left without a ticket behind it."""
+        now = time.monotonic()
+        if now >= lane.scan_due_at:
+            lane.cursors.clear()
+        scan = not lane.cursors
+        limit = int(min(MAX_ROWS, max(contract.MAX_ENTRIES, room / lane.row_share + 1)))
+
+        def work(tx: Transaction) -> tuple[list[feed.Waiting], list[Packed], bool]:
+            waiting = feed.pick(tx, hardware, limit=limit, after=lane.cursors)
+            if not waiting and lane.cursors and feed.left(tx, hardware):
+                lane.cursors.clear()
+                waiting = feed.pick(tx, hardware, limit=limit)
+            packed = pack(waiting, lambda name: self._limit(name, hardware), room)
+            marked = sum(len(each.ticket.entries) for each in packed)
+            feed.mark(tx, [entry.id for each in packed for entry in each.ticket.entries])
+            short = marked == len(waiting) < limit
+            is_open = lane.open
+            if short and not is_open:
+                is_open = feed.reopen(tx, hardware, INTERACTIVE)
+            elif not short and is_open:
+                feed.close(tx, hardware, INTERACTIVE)
+                is_open = False
+            lane.open = is_open
+            return waiting, packed, short
+
+        waiting, packed, short = self._database.write(work, durable=False)
+        if scan:
+            lane.scan_due_at = now + max(LATE_S, (time.monotonic() - now) / DUTY_SHARE)
+        self._advance(lane, waiting, packed)
+        return packed, short
+
+    def _limit(self, network: str, hardware: str) -> Limit:
+        learned = self._batches.get((network, hardware))
+        return Limit(*learned) if learned else Limit()
+
+    def _advance(self, lane: _Lane, waiting: Sequence[feed.Waiting], packed: Sequence[Packed]) -> None:
+        """Move each priority's cursor over what was marked, up to the first job that was not."""
+        marked = {entry.id for each in packed for entry in each.ticket.entries}
+        newest = ids.lowest(ids.JOB, int((time.time() - LATE_S) * 1000))
+        blocked: set[int] = set()
+        for job in waiting:
+            entry = job.entry
+            if entry.deadline_at is not None or entry.priority in blocked:
+                continue
+            if entry.id in marked and entry.id < newest:
+                lane.cursors[entry.priority] = max(entry.id, lane.cursors.get(entry.priority, ""))
+            else:
+                blocked.add(entry.priority)
+
+    def _publish(self, hardware: str, lane: _Lane, queue: str, packed: Sequence[Packed]) -> int:
+        """Send tickets, the first one to be taken first; the queue's length. Unmarks them if that fails."""
+        messages = [contract.encode_ticket(each.ticket, queue) for each in packed]
+        try:
+            return int(self._client.lpush(queue, *messages))
+        except (redis.RedisError, OSError):
+            unsent = [entry.id for each in packed for entry in each.ticket.entries]
+
+            def give_up(tx: Transaction) -> None:
+                claim.unmark(tx, unsent)
+                feed.close(tx, hardware, INTERACTIVE)
+
+            lane.cursors.clear()
+            lane.open = False
+            self._database.write(give_up, durable=False)
+            raise
+
+    def _search(self, hardware: str, lane: _Lane, queue: str) -> None:
+        """Notice tickets that were lost (broker emptied, pop lost, buffer dropped): forget the class's marks.
+
+        Lost means: marked some time ago and still waiting, while no ticket is queued and every worker has
+        said twice, with a beat between, that it buffers nothing.
+        """
+        busy = any(worker.holding.get("buffered", 0) for worker in lane.workers)
+        now = time.monotonic()
+        if busy or now < lane.search_due_at:
+            lane.idle_beats = None if busy else lane.idle_beats
+            return
+        with self._database.read() as tx:
+            found = feed.overdue(tx, hardware, LOST_AFTER_S)
+        lane.search_due_at = now + (time.monotonic() - now) / DUTY_SHARE
+        beats = {worker.id: worker.beats for worker in lane.workers}
+        if not found or self._length(queue):
+            lane.idle_beats = None
+        elif lane.idle_beats is None or lane.idle_beats.keys() != beats.keys():
+            lane.idle_beats = beats
+        elif all(beats[worker] > lane.idle_beats[worker] for worker in beats):
+            self._forget(hardware, lane)
+
+    def _forget(self, hardware: str, lane: _Lane) -> None:
+        def work(tx: Transaction) -> int:
+            cleared = feed.clear_marks(tx, hardware)
+            feed.close(tx, hardware, INTERACTIVE)
+            return cleared
+
+        cleared = self._database.write(work, durable=False)
+        log.warning("tickets_lost", hardware=hardware, jobs=cleared)
+        lane.cursors.clear()
+        lane.idle_beats = None
+        lane.open = False
+        self._woken.set()

@@ -1,0 +1,209 @@
+"""The sweep: ends what has run out (deadlines, leases), counts what waits, clears away what nobody needs."""
+
+import math
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import redis
+import structlog
+
+from models import blobs, claim, contract, feed, idempotency, incarnation, job, rate
+from models.contract import INTERACTIVE
+from models.database import Database, Transaction
+from models.errors import HeadraceError, Unavailable
+from models.feed import Tally
+from models.incarnation import Incarnation
+from models.rate import Rate
+from models.settings import Settings
+
+log = structlog.get_logger("headrace.housekeeping")
+
+EXPIRE_BATCH = 500  # one short transaction each
+COUNT_SHARE = 0.05  # of the time may go into counting the backlog
+CLEAR_EVERY_S = 300.0  # blobs without a row, old idempotency keys, ended incarnations
+BLOB_AGE_S = 3600.0
+CLEAR_BATCH = 1000
+ENDED_S = 86_400.0
+
+
+class Watch:
+    """Which lives have shown no beat for a whole lease, by the watcher's own monotonic clock.
+
+    It says so only if it could itself look at the database, often enough, all that time: a stopped watcher,
+    or a database that was away, must not look like the death of everybody else.
+    """
+
+    def __init__(self, lease_s: float, gap_s: float) -> None:
+        self._lease_s = lease_s
+        self._gap_s = gap_s
+        self._seen: dict[str, tuple[int, float]] = {}  # beats, and when they were first seen
+        self._looked_at = float("-inf")
+
+    def reset(self) -> None:
+        self._seen.clear()
+
+    def look(self, live: Iterable[Incarnation], *, sent_at: float, answered_at: float) -> list[Incarnation]:
+        """One look: the lives that have been silent for a lease now. Times are `time.monotonic()`."""
+        if sent_at - self._looked_at > self._gap_s:
+            self.reset()
+        self._looked_at = answered_at
+        silent, seen = [], {}
+        for each in live:
+            beats, since = self._seen.get(each.id, (-1, answered_at))
+            if beats != each.beats:
+                since = answered_at
+            elif sent_at - since >= self._lease_s:
+                silent.append(each)
+            seen[each.id] = (each.beats, since)
+        self._seen = seen
+        return silent
+
+
+class Sweeper:
+    """One `sweep` every SWEEP_S, by the duty's leader."""
+
+    def __init__(self, settings: Settings, database: Database, client: redis.Redis) -> None:
+        self._settings = settings
+        self._database = database
+        self._client = client
+        self._watch = Watch(settings.lease_s, max(3 * settings.sweep_s, settings.lease_s / 3))
+        self._count_due_at = 0.0
+        self._clear_due_at = time.monotonic() + min(CLEAR_EVERY_S, 10 * settings.sweep_s)
+
+    def run(self, stop: threading.Event, leads: Callable[[], bool]) -> None:
+        """Sweep until `stop`, while `leads()`."""
+        while not stop.wait(self._settings.sweep_s):
+            if not leads():
+                self._watch.reset()
+                continue
+            try:
+                self.sweep()
+            except Unavailable as error:
+                self._watch.reset()
+                log.warning("sweep_failed", detail=str(error))
+
+    def sweep(self) -> None:
+        """Everything that is due. Raises Unavailable when the database is out of reach."""
+        self.expire()
+        self.end_lost()
+        self.release_abandoned()
+        now = time.monotonic()
+        if now >= self._count_due_at:
+            self.count()
+            taken_s = time.monotonic() - now
+            self._count_due_at = now + max(self._settings.sweep_s, taken_s / COUNT_SHARE) - taken_s
+        if now >= self._clear_due_at:
+            self._clear_due_at = now + CLEAR_EVERY_S
+            self.clear()
+
+    def expire(self) -> int:
+        """End every live job whose deadline has passed; how many."""
+        total = 0
+        while ids := self._database.write(lambda tx: job.expire(tx, EXPIRE_BATCH)):
+            total += len(ids)
+            self._tell(ids)
+            if len(ids) < EXPIRE_BATCH:
+                break
+        return total
+
+    def end_lost(self) -> list[str]:
+        """End the lives that have been silent for a whole lease; which."""
+        sent_at = time.monotonic()
+        with self._database.read() as tx:
+            live = incarnation.live(tx)
+        ended = []
+        for each in self._watch.look(live, sent_at=sent_at, answered_at=time.monotonic()):
+            parked = self._database.write(self._end(each))
+            if parked is not None:
+                ended.append(each.id)
+                log.warning("incarnation_lost", incarnation=each.id, kind=each.kind, host=each.host,
+                            pid=each.pid)
+                self._tell(parked)
+                if each.hardware is not None:
+                    self._publish(contract.FEED_CHANNEL, each.hardware.encode())
+        return ended
+
+    def _end(self, each: Incarnation) -> Callable[[Transaction], list[str] | None]:
+        return lambda tx: incarnation.end(tx, each.id, incarnation.LOST, beats=each.beats,
+                                          max_attempts=self._settings.max_attempts)
+
+    def release_abandoned(self) -> None:
+        """Release what a worker claimed in the very moment in which it was declared lost."""
+        with self._database.read() as tx:
+            holders = incarnation.abandoned(tx)
+
+        def release(tx: Transaction) -> None:
+            for holder in holders:
+                claim.release(tx, holder, confirmed=False, max_attempts=self._settings.max_attempts)
+
+        if holders:
+            self._database.write(release)
+            log.warning("jobs_released", incarnations=holders)
+
+    def count(self) -> None:
+        """Roll up each lane: what waits, what runs, and how long a job that arrives now will wait."""
+        with self._database.read() as tx:
+            waiting, running = feed.waiting(tx), feed.running(tx)
+            live = incarnation.live(tx)
+            rates = rate.every(tx)
+            lanes = [hardware for hardware, lane, _ in feed.states(tx) if lane == INTERACTIVE]
+        workers: dict[str | None, int] = defaultdict(int)
+        for each in live:
+            workers[each.hardware] += each.kind == incarnation.WORKER
+        for hardware in lanes:
+            here = [tally for tally in waiting if tally.hardware == hardware]
+            runs = [tally for tally in running if tally.hardware == hardware]
+            figures = {
+                "depth": sum(tally.count for tally in here),
+                "in_flight": sum(tally.count for tally in runs),
+                "wait_s": wait_s([*here, *runs], rates, workers[hardware]),
+                "oldest_at": min((tally.oldest_at for tally in here if tally.oldest_at), default=None),
+            }
+            self._database.write(self._roll_up(hardware, figures), durable=False)
+
+    @staticmethod
+    def _roll_up(hardware: str, figures: Mapping[str, object]) -> Callable[[Transaction], None]:
+        return lambda tx: feed.roll_up(tx, hardware, INTERACTIVE, **figures)  # type: ignore[arg-type]
+
+    def clear(self) -> None:
+        """Delete what nobody needs any more."""
+        keys = 0
+        while more := self._database.write(lambda tx: idempotency.forget(tx, CLEAR_BATCH), durable=False):
+            keys += more
+        lives = self._database.write(lambda tx: incarnation.forget(tx, ENDED_S), durable=False)
+        try:
+            files = blobs.collect(self._database, blobs.Blobs(self._settings.blobs), BLOB_AGE_S)
+        except (OSError, HeadraceError) as error:
+            files = 0
+            log.warning("collection_failed", detail=str(error))
+        if keys or lives or files:
+            log.info("leftovers_cleared", idempotency_keys=keys, incarnations=lives, blobs=files)
+
+    def _tell(self, ids: Sequence[str]) -> None:
+        if ids:
+            self._publish(contract.DONE_CHANNEL, contract.encode_done(ids))
+            self._publish(contract.DELIVER_CHANNEL, b"")
+
+    def _publish(self, channel: str, message: bytes) -> None:
+        try:
+            self._client.publish(channel, message)
+        except (redis.RedisError, OSError) as error:  # those who wait look for themselves within a second
+            log.warning("publish_failed", channel=channel, detail=str(error))
+
+
+def wait_s(tallies: Iterable[Tally], rates: Mapping[tuple[str, str], Rate], workers: int) -> float | None:
+    """Seconds until `workers` (one, if there is none) have run all this; None where no rate is known."""
+    total, known, any_work = 0.0, False, False
+    for tally in tallies:
+        any_work = True
+        learned = rates.get((tally.network, tally.hardware))
+        if learned is not None:
+            known = True
+            batches = max(math.ceil(tally.count / max(1, learned.batch_items)),
+                          math.ceil(tally.work / learned.batch_work) if learned.batch_work > 0 else 1)
+            total += batches * learned.overhead_s + tally.work * learned.per_work_s
+    if any_work and not known:
+        return None
+    return total / max(1, workers)
