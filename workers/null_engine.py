@@ -1,4 +1,4 @@
-"""An engine without a device: outputs of zeros or echoes of its inputs, and on demand the ways a device misbehaves."""
+"""An engine without a device: zeros or echoes of its inputs, and on demand the ways a device misbehaves."""
 
 import os
 import signal
@@ -20,8 +20,8 @@ class NullEngine:
     """The Engine protocol without ONNX Runtime. An output with an input's name echoes it, others are zeros.
 
     `delay_s` is how long a run takes. Each test is asked with the feeds: `fails` raises EngineFailed, `exhausts`
-    EngineOutOfMemory, `kills` ends the process with SIGKILL, as a driver's crash would. `stalls` holds every run until
-    it is set.
+    EngineOutOfMemory, `kills` ends the process with SIGKILL, as a driver's crash would. `stalls` holds every run
+    until it is set.
     """
 
     def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], *, delay_s: float = 0.0,

@@ -1,4 +1,4 @@
-"""What a task is: how inputs of a network become arrays, and arrays become outputs. One file a task beside this."""
+"""What a task is: how a network's inputs become arrays, and arrays become outputs. One file a task."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +48,10 @@ class Task(Protocol):
         ...
 
     def split(self, outputs: Sequence[np.ndarray], items: Sequence[Item]) -> list[bytes | ItemFault]:
-        """One JSON output (or fault: not finite) per item, in order. `outputs` are in the order of `self.outputs`."""
+        """One JSON output (or fault: not finite) per item, in order. `outputs` are in `self.outputs`' order.
+
+        Raises ValueError where the arrays don't have one entry an item.
+        """
         ...
 
     def sample(self, count: int, size: float) -> list[Item]:

@@ -1,4 +1,4 @@
-"""Numbers on their way to JSON: short where the network's precision is short, null or refused where not finite."""
+"""Numbers on their way to JSON: as short as the network's precision; null or refused where not finite."""
 
 import math
 
@@ -7,7 +7,7 @@ import numpy as np
 
 encode = msgspec.json.Encoder().encode
 
-# By binary exponent e (x < 2^e): the smallest power of ten whose rounding error stays below half an FP32 step of x.
+# By binary exponent e (x < 2^e): the smallest power of ten that rounds x by less than half an FP32 step.
 _EXPONENTS = range(-160, 130)
 _SCALES = np.array([10.0 ** math.ceil((24 - e) * math.log10(2)) for e in _EXPONENTS])
 

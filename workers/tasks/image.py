@@ -22,8 +22,8 @@ from workers.tasks.scores import Scores
 MAX_PIXELS = 1 << 26  # more is a decompression bomb
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _DATATYPES = ("FP32", "FP16", "UINT8")
-_WANTED = ("an image network takes one FP32, FP16 or UINT8 tensor [n, channels, height, width], [n, height, width, "
-           "channels] or [n, pixels], with 1 or 3 channels, and gives one [n, k] score tensor")
+_WANTED = ("an image network takes one FP32, FP16 or UINT8 tensor [n, channels, height, width], "
+           "[n, height, width, channels] or [n, pixels], with 1 or 3 channels, and gives one [n, k] score tensor")
 
 
 class _Frame:
@@ -93,10 +93,12 @@ class ImageTask(Scores):
                 pixels = image.width * image.height
                 if pixels > MAX_PIXELS:
                     return ItemFault("input_invalid", f"the image has {pixels} pixels, more than {MAX_PIXELS}")
-                return self._item(self._frame.array(ImageOps.exif_transpose(image), self._dtype), pixels)
+                upright = ImageOps.exif_transpose(image)
+                return self._item(self._frame.array(upright, self._dtype), pixels)
         except (msgspec.DecodeError, RecursionError, ValueError) as error:
             return ItemFault("input_invalid", f"the input must be {{base64}} of an image: {error}")
-        except (OSError, SyntaxError, Image.DecompressionBombError, EOFError) as error:  # SyntaxError: a broken PNG
+        except (OSError, SyntaxError, Image.DecompressionBombError, EOFError) as error:
+            # SyntaxError is what Pillow raises for a broken PNG.
             return ItemFault("input_invalid", f"the image can't be decoded: {error}")
 
     def _item(self, array: np.ndarray, work: float) -> Item:
@@ -133,16 +135,16 @@ class ImageKind:
             raise inspection.rejected(self.name, engine, _WANTED)
         frame = _Frame(manifest, shape)
         if len(frame.size) != 2 or any(side < 1 for side in frame.size):
-            raise NetworkRejected("the network leaves the image's size open: give `image: {size: [height, width]}`")
+            raise NetworkRejected("the file leaves the image's size open: give `image: {size: [height, width]}`")
         if options["size"] and tuple(options["size"]) != frame.size:
             raise NetworkRejected(f"image.size {options['size']} is not the network's {list(frame.size)}")
         if frame.channels not in (1, 3) or (len(shape) == 2 and 0 < shape[1] != frame.shape[0]):
-            raise NetworkRejected(f"{shape[1]} values a picture are not {options['size']} pixels of 1 or 3 channels")
+            raise NetworkRejected(f"{shape[1]} values are not {options['size']} pixels of 1 or 3 channels")
         if (frame.mode == "L") != (frame.channels == 1):
             raise NetworkRejected(f"image.mode {frame.mode} does not fit {frame.channels} channels")
         for name in ("mean", "std"):
             if options[name] is not None and len(options[name]) not in (1, frame.channels):
-                raise NetworkRejected(f"image.{name} needs one number, or one for each of {frame.channels} channels")
+                raise NetworkRejected(f"image.{name} needs one number, or {frame.channels}: one a channel")
 
     def make(self, manifest: Mapping[str, Any], signature: Mapping[str, Any], folder: Path) -> Task:  # noqa: ARG002
         return ImageTask(manifest, signature)  # type: ignore[arg-type]

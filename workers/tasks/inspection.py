@@ -1,4 +1,4 @@
-"""What every task does to check a network: signature, labels, the output to read, and a run on made-up input."""
+"""How every task checks a network: signature, labels, the output to read, and a run on made-up input."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +15,11 @@ MAX_CLASSES = 100_000
 
 
 def describe(specs: Sequence[TensorSpec]) -> str:
-    return ", ".join(f"{spec.name} {spec.datatype}[{', '.join('n' if size < 0 else str(size) for size in spec.shape)}]"
-                     for spec in specs) or "none"
+    return ", ".join(f"{spec.name} {spec.datatype}[{_sides(spec)}]" for spec in specs) or "none"
+
+
+def _sides(spec: TensorSpec) -> str:
+    return ", ".join("n" if size < 0 else str(size) for size in spec.shape)
 
 
 def rejected(task: str, engine: Engine, wanted: str) -> NetworkRejected:
@@ -37,10 +40,9 @@ def _plain(spec: TensorSpec) -> TensorShape:
 
 
 def has_item_axis(engine: Engine) -> bool:
-    """Whether the first dimension of every tensor is free, and not two differently named ones."""
-    specs = (*engine.inputs, *engine.outputs)
-    return (bool(engine.inputs) and all(spec.shape and spec.shape[0] == -1 for spec in specs)
-            and len({spec.axis for spec in specs if spec.axis is not None}) <= 1)
+    """Whether the first dimension of every tensor is free. `rehearse` proves that it counts items."""
+    return bool(engine.inputs) and all(spec.shape and spec.shape[0] == -1
+                                       for spec in (*engine.inputs, *engine.outputs))
 
 
 def output(manifest: Mapping[str, Any], engine: Engine, fits: Callable[[TensorSpec], bool],
@@ -54,7 +56,7 @@ def output(manifest: Mapping[str, Any], engine: Engine, fits: Callable[[TensorSp
         raise rejected(task, engine, wanted)
     if len(found) > 1:
         names = ", ".join(spec.name for spec in found)
-        raise rejected(task, engine, f"several outputs would do ({names}): name one with `output:` in network.yaml")
+        raise rejected(task, engine, f"several outputs would do ({names}): name one with `output:`")
     return found[0]
 
 
@@ -74,21 +76,22 @@ def labels(manifest: Mapping[str, Any], folder: Path, classes: int) -> list[str]
             raise NetworkRejected(f"the labels file {given} can't be read: {error}") from error
         given = [line.strip() for line in text.splitlines() if line.strip()]
     if classes >= 0 and len(given) != classes:
-        raise NetworkRejected(f"the network has {classes} classes, but {len(given)} labels are given: one is needed "
-                              "for each class, in the order of the network's output")
-    if len(set(given)) != len(given) or not 0 < len(given) <= MAX_CLASSES or any("\0" in name for name in given):
+        raise NetworkRejected(f"the network has {classes} classes, but {len(given)} labels are given: each class "
+                              "needs one, in the order of the network's output")
+    if len(set(given)) != len(given) or not 0 < len(given) <= MAX_CLASSES or "\0" in "".join(given):
         raise NetworkRejected(f"labels must be 1 to {MAX_CLASSES} different names without \\u0000")
     return [str(name) for name in given]
 
 
-def rehearse(found: Signature, engine: Engine, make: Callable[[Signature], Task], *, strict: bool = True) -> Signature:
-    """Run two made-up items, else one; the signature, with `item_axis` false where two don't go together.
+def rehearse(found: Signature, engine: Engine, make: Callable[[Signature], Task], *,
+             strict: bool = True) -> Signature:
+    """Run three made-up items, else one; the signature, with `item_axis` false where three don't go together.
 
-    `strict`: that not even one runs is a reason to reject.
+    `strict`: that not even one runs is a reason to reject. Else the file's names for the first dimension decide.
     """
     failure: Exception | None = None
-    for count in (2, 1) if found["item_axis"] else (1,):
-        candidate = Signature(**{**found, "item_axis": count == 2})
+    for count in (3, 1) if found["item_axis"] else (1,):
+        candidate = Signature(**{**found, "item_axis": count > 1})
         task = make(candidate)
         items = task.sample(count, 16.0)
         try:
@@ -99,4 +102,5 @@ def rehearse(found: Signature, engine: Engine, make: Callable[[Signature], Task]
             failure = error
     if strict:
         raise NetworkRejected(f"it loads, but can't run a made-up input: {failure}") from failure
-    return found
+    names = {spec.axis for spec in (*engine.inputs, *engine.outputs) if spec.axis is not None}
+    return Signature(**{**found, "item_axis": found["item_axis"] and len(names) <= 1})

@@ -18,8 +18,8 @@ from workers.tasks import floats, inspection
 from workers.tasks.base import Item, ItemFault, Task
 from workers.tasks.scores import NOT_FINITE, Scores
 
-_WANTED = ("a tabular network takes one [n, f] tensor or one [n, 1] tensor a column, and gives one [n, k] score tensor, "
-           "one [n] or [n, 1] value tensor, or skl2onnx's pair of labels and probabilities")
+_WANTED = ("a tabular network takes one [n, f] tensor or one [n, 1] tensor a column, and gives one [n, k] score "
+           "tensor, one [n] or [n, 1] value tensor, or skl2onnx's pair of labels and probabilities")
 
 
 class _Value:
@@ -69,7 +69,7 @@ class TabularTask:
                     row = msgspec.structs.astuple(row)
                 value = row if self._pack is None else self._pack(*row)
             except (msgspec.DecodeError, RecursionError, struct.error, OverflowError) as error:
-                out.append(ItemFault("input_invalid", f"the input doesn't fit the network's columns: {error}"))
+                out.append(ItemFault("input_invalid", f"the input doesn't fit the columns: {error}"))
             else:
                 out.append(Item(value, work, None if self._batched else object()))
         return out
@@ -86,8 +86,9 @@ class TabularTask:
 
     def sample(self, count: int, size: float) -> list[Item]:  # noqa: ARG002 - every row costs the same
         rng = np.random.default_rng(0)
-        made = {"float": lambda: float(rng.random()), "int": lambda: 0, "bool": lambda: False, "text": lambda: ""}
-        rows = [[made[DATATYPES[datatype].kind]() for datatype in self._datatypes] for _ in range(count)]
+        made = {"int": 0, "bool": False, "text": ""}
+        kinds = [DATATYPES[datatype].kind for datatype in self._datatypes]
+        rows = [[made.get(kind, float(rng.random())) for kind in kinds] for _ in range(count)]
         return [Item(row if self._pack is None else self._pack(*row), float(len(row)),
                      None if self._batched else object()) for row in rows]
 
@@ -101,9 +102,11 @@ class TabularKind:
         labels = None
         if found["kind"] == "scores":
             classes = next(spec for spec in engine.outputs if spec.name == found["output"]).shape[1]
-            labels = inspection.labels(manifest, folder, _classes(engine, found, columns) if classes < 0 else classes)
+            if classes < 0:
+                classes = _classes(engine, found, columns)
+            labels = inspection.labels(manifest, folder, classes)
         elif manifest.get("labels") is not None:
-            raise inspection.rejected(self.name, engine, "labels are given, but it gives a value, not class scores")
+            raise inspection.rejected(self.name, engine, "labels are given, but its output is a value")
         signature = inspection.signature(manifest, engine, columns=columns, labels=labels, result=found)
         signature = inspection.rehearse(signature, engine, lambda sig: self.make(manifest, sig, folder))
         if found["label"] is not None:
@@ -122,7 +125,7 @@ def _columns(manifest: Mapping[str, Any], engine: Engine) -> list[str]:
         if width == -1:
             width = len(given) if given else 0
             if not width:
-                raise NetworkRejected("the number of columns is free in the file: name them with `columns:`")
+                raise NetworkRejected("the file leaves the number of columns open: name them with `columns:`")
         columns = list(given) if given else [f"f{at}" for at in range(width)]
         if len(columns) != width:
             raise NetworkRejected(f"`columns:` names {len(columns)}, but the network takes {width}: "
@@ -161,7 +164,7 @@ def _pair(engine: Engine) -> tuple[TensorSpec, TensorSpec] | None:
         return None
     for label, scores in (engine.outputs, engine.outputs[::-1]):
         whole = label.datatype in (*inspection.WHOLE, "BYTES")
-        if whole and len(label.shape) in (1, 2) and label.shape[1:] in ((), (1,)) and inspection.is_scores(scores):
+        if whole and label.shape and label.shape[1:] in ((), (1,)) and inspection.is_scores(scores):
             return scores, label
     return None
 
@@ -202,5 +205,5 @@ def _refuse_shifted_labels(signature: Signature, engine: Engine, task: Task) -> 
     shift = np.unique(label.reshape(-1) - scores.argmax(axis=1))
     if len(shift) == 1 and shift[0]:
         raise NetworkRejected(
-            f"its labels are class numbers that differ from the index of the highest score by {shift[0]}: number the "
-            "classes from 0 (scikit-learn's LabelEncoder), and give their names with `labels:`")
+            f"its labels are class numbers that differ from the index of the highest score by {shift[0]}: number "
+            "the classes from 0 (scikit-learn's LabelEncoder), and give their names with `labels:`")

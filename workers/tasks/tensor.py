@@ -1,4 +1,4 @@
-"""`tensor`: Open Inference Protocol in and out. The first dimension counts items where every tensor has a free one.
+"""`tensor`: Open Inference Protocol in and out. The first dimension counts items where every tensor's is free.
 
 An input of shape [k, …] is one item of k rows; a batch is the rows of its items, one after another.
 """
@@ -69,7 +69,7 @@ class TensorTask:
             counts = self._rows(items)
             for name, values in zip(self.outputs, outputs, strict=True):
                 if values.shape[:1] != (sum(counts),):
-                    raise ValueError(f"output {name!r} has shape {list(values.shape)} for {sum(counts)} rows")
+                    raise ValueError(f"output {name!r} is {list(values.shape)} for {sum(counts)} rows")
         parts = [_rendered(tensor, values, counts) for tensor, values in zip(self._outputs, outputs, strict=True)]
         out: list[bytes | ItemFault] = [b'{"outputs":[' + b",".join(part) + b"]}"
                                         for part in zip(*parts, strict=True)]
@@ -82,8 +82,8 @@ class TensorTask:
         rng = np.random.default_rng(0)
         row = sum(prod(abs(side) for side in self._shape(tensor, 1)) for tensor in self._inputs)
         rows = max(1, round(size / max(row, 1))) if self._batched else 1
-        return [self._item([_made_up(tensor["datatype"], self._shape(tensor, rows), rng) for tensor in self._inputs])
-                for _ in range(count)]
+        shapes = [(tensor["datatype"], self._shape(tensor, rows)) for tensor in self._inputs]
+        return [self._item([_made_up(datatype, shape, rng) for datatype, shape in shapes]) for _ in range(count)]
 
     def _shape(self, tensor: TensorShape, rows: int) -> list[int]:
         return [rows if at == 0 and self._batched else abs(side) for at, side in enumerate(tensor["shape"])]

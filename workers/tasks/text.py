@@ -85,8 +85,8 @@ class TextTask:
         many = max(2, min(int(size), self._max_tokens))
         rng = np.random.default_rng(0)
         ids = rng.integers(0, self._tokenizer.get_vocab_size(), (count, many))
-        return [Item((row, np.zeros(many, np.int64)), float(many), None if self._batched else object())
-                for row in ids]
+        types = np.zeros(many, np.int64)
+        return [Item((row, types), float(many), None if self._batched else object()) for row in ids]
 
 
 class TextKind:
@@ -114,8 +114,8 @@ class TextKind:
             found = inspection.output(
                 manifest, engine, _is_embedding,
                 wanted + "an [n, d] embedding; an [n, length, d] output needs pooling added to the graph")
-            return inspection.signature(manifest, engine,
-                                        result=Result(kind="embedding", output=found.name, label=None))
+            return inspection.signature(
+                manifest, engine, result=Result(kind="embedding", output=found.name, label=None))
         found = inspection.output(manifest, engine, inspection.is_scores, wanted + "an [n, k] score tensor")
         return inspection.signature(manifest, engine, labels=inspection.labels(manifest, folder, found.shape[1]),
                                     result=Result(kind="scores", output=found.name, label=None))
