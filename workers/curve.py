@@ -87,7 +87,7 @@ class Curve:
         return min(edge, self._ceiling)
 
     def _fit(self) -> None:
-        # Least squares of the relative error: small batches show the overhead, and count as much as large ones.
+        # Least squares of the relative error: small batches show the overhead, so they count as much.
         weight = weighted_work = weighted_square = weighted_seconds = weighted_product = 0.0
         for each in self._buckets.values():
             say = max(LEAST_SAY, FADE ** (self._observations - each.seen_at)) / max(each.seconds, 1e-9) ** 2

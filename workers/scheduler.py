@@ -141,30 +141,29 @@ class Scheduler:
             return not only_full
         return not only_full or _share(self._queues[best.network], profile_of(best.network)) >= 1
 
-    def batches(self, profile_of: Profiles) -> float:
-        """How much is buffered, in batches. What can't be run now counts as one batch at most."""
-        total, blocked = float(len(self._alone)), 0.0
-        for name, queue in self._queues.items():
-            profile = profile_of(name)
-            if profile is None:
-                blocked = max(blocked, float(bool(queue.waiting)))
-            else:
-                total += _share(queue, profile)
-        return total + blocked
+    def hungry(self, profile_of: Profiles, refused: Callable[[str], bool]) -> bool:
+        """Whether another ticket is wanted: about two short batches or a long one beyond what is claimed.
 
-    def hungry(self, profile_of: Profiles) -> bool:
-        """Whether another ticket is wanted: about two short batches or a long one beyond what is claimed."""
-        wanted = 2.0
+        What waits for its engine counts as one batch, so that it doesn't keep others out; what was `refused` as
+        nothing.
+        """
+        total, loading, wanted = float(len(self._alone)), 0.0, 2.0
         for name, queue in self._queues.items():
-            profile = profile_of(name) if queue.waiting else None
-            if profile is not None and _seconds(queue, profile) > SHORT_S:
-                wanted = 1.0
-        return self.batches(profile_of) < wanted
+            if not queue.waiting:
+                continue
+            profile = profile_of(name)
+            if profile is not None:
+                total += _share(queue, profile)
+                if _seconds(queue, profile) > SHORT_S:
+                    wanted = 1.0
+            elif not refused(name):
+                loading = 1.0
+        return total + loading < wanted
 
     def take(self, profile_of: Profiles, *, now_s: float, now_ms: int, only_full: bool) -> Batch | None:
         """The next batch, removed from the buffer; None if nothing is to run now.
 
-        `only_full`: the device is busy, so take only a batch that can't get better by waiting, and no suspect.
+        `only_full`: the device is busy, so take only a batch that waiting can't better, and no suspect.
         Fills `expired` and `wake_s`.
         """
         self.wake_s = None
@@ -216,7 +215,7 @@ class Scheduler:
         waiting = queue.in_order()
         if all(each.entry.deadline_at is None for each in waiting):
             return
-        # What can't be met any more is dropped only if more waits than one batch holds: shrinking the batch for
+        # What can't be met is dropped only if more waits than one batch holds: shrinking the batch to rescue
         # it would lose more, and an idle device may as well try.
         crowded = _share(queue, profile) > 1
         ahead_ms = 1000 * _seconds(queue, profile) if crowded else 0.0

@@ -1,0 +1,317 @@
+"""claim → acknowledge → decode → run → settle → tell, in two threads over one device: one batch runs while the
+other is read or written.
+"""
+
+import collections
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from models import claim
+from models import job as jobs
+from models.blobs import Blobs
+from models.claim import Claimed, Outcome
+from models.database import Database, Transaction
+from models.errors import HeadraceError, Unavailable
+from workers import batching, isolation, refusal, settling
+from workers.buffer import Buffer
+from workers.catalogue import Catalogue, Refusal
+from workers.scheduler import Batch, Pending
+from workers.serving import Loaded
+from workers.settling import Settler
+from workers.strategy import Counts, Intake
+from workers.tasks.base import Item, ItemFault
+from workers.tell import Teller
+
+THREADS = 2
+CLAIM_PAUSE_S = 0.5  # after the database was out of reach
+STALE_S = 0.05  # after waiting that long for the device, look whether jobs were canceled meanwhile
+PADDING_SLACK = 1.25  # estimates at accept are rough: rather one run a bit larger than two, one of them tiny
+
+_log = structlog.get_logger("headrace.worker")
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A batch in progress."""
+
+    batch: Batch
+    claimed: Sequence[Claimed] = ()
+    begun: bool = False  # as far as the database knows
+    past_device: bool = False
+    struck: bool = False  # its tickets know that it was claimed
+    service_s: float = 0.0  # spent on it, waits left out
+    outcomes: list[Outcome] = field(default_factory=list)
+
+
+class Executor:
+    """`stop` returns when what ran is settled and the rest given back."""
+
+    def __init__(self, *, database: Database, blobs: Blobs, buffer: Buffer, intake: Intake, catalogue: Catalogue,
+                 settler: Settler, incarnation: str, hardware: str, broker: str) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._buffer = buffer
+        self._intake = intake
+        self._catalogue = catalogue
+        self._settler = settler
+        self._incarnation = incarnation
+        self._hardware = hardware
+        self._broker = broker
+        self._device = threading.Lock()
+        self._lock = threading.Lock()
+        self._running: list[_Running] = []
+        self._doubtful: list[str] = []  # perhaps claimed: the answer to that commit was lost
+        self._stopping = False
+        self._threads = [threading.Thread(target=self._work, name=f"headrace-executor-{index}", daemon=True)
+                         for index in range(THREADS)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, *, held: bool) -> None:
+        """Let what runs be settled, give everything else back. `held`: this incarnation hasn't been ended."""
+        self._stopping = True
+        self._settler.hurry()
+        self._buffer.close()
+        for thread in self._threads:
+            thread.join()
+        pending = self._buffer.remove()
+        if held and pending:
+            ids = [each.entry.id for each in pending]
+            try:
+                self._database.write(lambda tx: claim.unmark(tx, ids), durable=False)
+            except Unavailable as error:
+                _log.warning("marks_not_cleared", jobs=len(ids), error=str(error))
+            teller = Teller(self._broker)
+            teller.waiting(self._hardware)
+            teller.close()
+        self._dismiss(pending)
+
+    @property
+    def inflight(self) -> int:
+        """Jobs claimed and not settled."""
+        with self._lock:
+            return sum(len(each.claimed) for each in self._running)
+
+    def loaded(self, _network: str) -> None:
+        """An engine is ready."""
+        self._buffer.wake()
+        self._intake.nudge()
+
+    def refused(self, network: str, refused: Refusal) -> None:
+        """An engine could not be loaded: its jobs go back, or fail if no worker can load it."""
+        pending = self._buffer.remove(network)
+        ids = list(dict.fromkeys(each.entry.id for each in pending))
+        try:
+            failed = refusal.release(self._database, ids, network, count=refused.count, reason=refused.reason,
+                                     incarnation=self._incarnation, hardware=self._hardware)
+        except Unavailable as error:
+            _log.warning("database_unreachable", error=str(error))
+            self._buffer.put_back(pending, CLAIM_PAUSE_S)
+            return
+        self._dismiss(pending)
+        teller = Teller(self._broker)
+        if failed:
+            teller.settled(failed, events=len(failed))
+        elif ids:
+            teller.waiting(self._hardware)
+        teller.close()
+
+    def _work(self) -> None:
+        teller = Teller(self._broker)
+        while (taken := self._buffer.take()) is not None:
+            batch, expired = taken
+            self._dismiss(expired)
+            if batch is not None:
+                self._process(batch, teller)
+        teller.close()
+
+    def _process(self, batch: Batch, teller: Teller) -> None:
+        running = _Running(batch)
+        with self._lock:
+            self._running.append(running)
+        loaded = self._catalogue.hold(batch.network)
+        try:
+            if loaded is None:
+                self._buffer.put_back(batch.pending, 0.0)
+                self._buffer.wake()
+            elif self._claim(running):
+                self._run(running, loaded)
+                self._finish(running, loaded, teller)
+        except settling.Abandoned:
+            _log.error("settle_abandoned", jobs=len(running.claimed))  # noqa: TRY400 - the trace says nothing more
+        except Exception as error:  # a bug of ours: the jobs must end all the same
+            _log.exception("batch_failed", network=batch.network, jobs=len(running.claimed))
+            self._fail(running, error, teller)
+        finally:
+            with self._lock:
+                self._running.remove(running)
+            if loaded is not None:
+                self._catalogue.let_go(loaded)
+            self._buffer.done(batch)
+
+    def _claim(self, running: _Running) -> bool:
+        """Whether there is anything to run."""
+        batch, ids = running.batch, running.batch.ids
+        with self._lock:
+            begun = all(each.past_device for each in self._running if each is not running)
+            doubtful, self._doubtful = self._doubtful, []
+
+        def write(tx: Transaction) -> list[Claimed]:
+            if doubtful:
+                claim.give_back(tx, doubtful, incarnation=self._incarnation)
+            return claim.claim(tx, ids, incarnation=self._incarnation, hardware=self._hardware, begun=begun,
+                               alone=batch.alone)
+
+        started_s = time.perf_counter()
+        try:
+            claimed = self._database.write(write, durable=False)
+        except Unavailable as error:
+            _log.warning("claim_failed", jobs=len(ids), error=str(error))
+            with self._lock:
+                self._doubtful += doubtful + (ids if error.may_have_been_accepted else [])
+            self._buffer.put_back(batch.pending, CLAIM_PAUSE_S)
+            return False
+        running.service_s = time.perf_counter() - started_s
+        with self._lock:
+            running.claimed, running.begun = claimed, begun
+        if not claimed:
+            self._dismiss(batch.pending)
+        return bool(claimed)
+
+    def _run(self, running: _Running, loaded: Loaded) -> None:
+        """Fill `running.outcomes` for everything that ran; what is missing there is to be given back."""
+        started_s = time.perf_counter()
+        claimed, bodies = self._bodies(running)
+        decoded = isolation.decode(loaded.task, bodies) if bodies else []
+        items = [(job, each) for job, each in zip(claimed, decoded, strict=True) if isinstance(each, Item)]
+        running.outcomes += [settling.failed(job, each) for job, each in zip(claimed, decoded, strict=True)
+                             if isinstance(each, ItemFault)]
+        running.service_s += time.perf_counter() - started_s
+        # Not sooner, since Celery's loop would compete for the interpreter; from here on the device has its turn.
+        self._strike(running)
+        items = self._reach_device(running, items)
+        started_s = time.perf_counter()
+        for index, chosen in enumerate(_runs(loaded, items)):
+            if index and self._stopping:
+                break
+            part = [items[at] for at in chosen]
+
+            def too_large(size: int, part: list[tuple[Claimed, Item]] = part) -> None:
+                loaded.ran_out_of_memory(batching.cost([job.work for job, _ in part[:size]],
+                                                       padded=loaded.task.padded))
+
+            ran = isolation.run(loaded.engine, loaded.task, [item for _, item in part], self._device, too_large)
+            running.outcomes += [self._settler.outcome(job, each)
+                                 for (job, _), each in zip(part, ran, strict=True)]
+        running.service_s += time.perf_counter() - started_s
+
+    def _bodies(self, running: _Running) -> tuple[list[Claimed], list[bytes]]:
+        claimed, bodies = [], []
+        for job in running.claimed:
+            body = job.input
+            if body is None:
+                try:
+                    body = self._blobs.read(job.input_blob or "")
+                except (OSError, HeadraceError) as error:
+                    running.outcomes.append(settling.failed(job, ItemFault(
+                        isolation.INFERENCE_FAILED, f"its input can't be read: {isolation.readable(error)}")))
+                    continue
+            claimed.append(job)
+            bodies.append(body)
+        return claimed, bodies
+
+    def _reach_device(self, running: _Running, items: list[tuple[Claimed, Item]]) -> list[tuple[Claimed, Item]]:
+        """Wait until the batch before has left the device; the items that are still to run then."""
+        if running.begun or not items:
+            return items
+        started_s = time.monotonic()
+        with self._device:
+            pass
+        if self._stopping:
+            return []
+        if time.monotonic() - started_s > STALE_S:
+            items = self._still_wanted(items)
+        with self._lock:
+            # The settle of the batch before says for us that we began, unless it was under way already.
+            told = running.begun or any(not each.past_device for each in self._running if each is not running)
+            running.begun = True
+        if not told:
+            self._settler.settle((), begin=[job.id for job, _ in items])
+        return items
+
+    def _still_wanted(self, items: list[tuple[Claimed, Item]]) -> list[tuple[Claimed, Item]]:
+        try:
+            with self._database.read() as tx:
+                states = jobs.states(tx, [job.id for job, _ in items])
+        except Unavailable:
+            return items  # the settle's fence decides
+        return [(job, item) for job, item in items if states.get(job.id) == jobs.RUNNING]
+
+    def _finish(self, running: _Running, loaded: Loaded, teller: Teller) -> None:
+        started_s = time.perf_counter()
+        with self._lock:
+            running.past_device = True
+            others = [each for each in self._running if each is not running and each.claimed and not each.begun]
+            for each in others:
+                each.begun = True
+            begin = [job.id for each in others for job in each.claimed]
+        ended = {each.id for each in running.outcomes}
+        self._settle(running, [job.id for job in running.claimed if job.id not in ended], begin, teller)
+        running.service_s += time.perf_counter() - started_s
+        ran = [each for each in running.outcomes if each.state == jobs.SUCCEEDED]
+        if len(ran) == len(running.claimed):
+            loaded.learn(batching.cost([job.work for job in running.claimed], padded=loaded.task.padded),
+                         running.service_s)
+
+    def _settle(self, running: _Running, give_back: Sequence[str], begin: Sequence[str], teller: Teller) -> None:
+        settled = self._settler.settle(running.outcomes, give_back=give_back, begin=begin)
+        # All of them, since after a lost answer to a commit nobody knows which ones it was.
+        teller.settled([each.id for each in running.outcomes], events=settled.events)
+        if give_back:
+            teller.waiting(self._hardware)
+        self._intake.settled(_counts(running.batch.pending))
+
+    def _fail(self, running: _Running, error: Exception, teller: Teller) -> None:
+        ended = {each.id for each in running.outcomes}
+        running.outcomes += [settling.failed(job, isolation.fault_of(error)) for job in running.claimed
+                             if job.id not in ended]
+        running.past_device = True
+        self._strike(running)
+        try:
+            self._settle(running, (), (), teller)
+        except settling.Abandoned:
+            _log.error("settle_abandoned", jobs=len(running.claimed))  # noqa: TRY400
+
+    def _strike(self, running: _Running) -> None:
+        if not running.struck:
+            running.struck = True
+            self._intake.claimed(_counts(running.batch.pending))
+
+    def _dismiss(self, pending: Sequence[Pending]) -> None:
+        """Entries that are of no use here any more."""
+        if pending:
+            counts = _counts(pending)
+            self._intake.claimed(counts)
+            self._intake.settled(counts)
+
+
+def _counts(pending: Sequence[Pending]) -> Counts:
+    return collections.Counter(each.source for each in pending)
+
+
+def _runs(loaded: Loaded, items: Sequence[tuple[Claimed, Item]]) -> list[list[int]]:
+    if not items:
+        return []
+    profile, max_work = loaded.profile, float("inf")
+    if profile.padded:  # the limit is in work as estimated at accept; the lengths are real now
+        real = sum(item.work for _, item in items)
+        estimated = sum(job.work for job, _ in items)
+        max_work = PADDING_SLACK * profile.max_work * (real / estimated if estimated > 0 else 1.0)
+    return batching.runs([item for _, item in items], padded=profile.padded, max_items=profile.max_items,
+                         max_work=max_work)

@@ -1,0 +1,83 @@
+"""Decoding and running a batch so that a bad item fails by itself: what fails is cut in half until it is alone."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from workers.engine import Engine, EngineOutOfMemory
+from workers.tasks.base import Item, ItemFault, Task
+
+INFERENCE_FAILED = "inference_failed"
+OUT_OF_MEMORY = "out_of_memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How one item ended: its JSON output or why it failed, with its run's time and size."""
+
+    output: bytes | ItemFault
+    run_ms: float
+    batch_size: int
+
+
+class Lengths(Exception):
+    """A task gave back another number of items than it was given."""
+
+
+def decode(task: Task, bodies: Sequence[bytes]) -> list[Item | ItemFault]:
+    """Decode JSON inputs in order. An input that breaks the decoder fails by itself."""
+    try:
+        out = task.decode(bodies)
+        _check(len(out), len(bodies), "decode")
+    except Exception as error:  # noqa: BLE001 - whatever a task raises is about its items, never about the worker
+        if len(bodies) == 1:
+            return [fault_of(error)]
+        half = len(bodies) // 2
+        return decode(task, bodies[:half]) + decode(task, bodies[half:])
+    return out
+
+
+def run(engine: Engine, task: Task, items: Sequence[Item], device: threading.Lock,
+        out_of_memory: Callable[[int], None]) -> list[Ran]:
+    """Run items that share a key as one batch; one result an item, in order.
+
+    `device` is held for the run alone, so that stacking and splitting overlap with the run of another batch.
+    `out_of_memory` is told the size of each run that did not fit.
+    """
+    try:
+        feeds = task.stack(items)
+        with device:
+            started_s = time.perf_counter()
+            arrays: list[np.ndarray] = engine.run(feeds, task.outputs)
+            run_ms = (time.perf_counter() - started_s) * 1000
+        outputs = task.split(arrays, items)
+        _check(len(outputs), len(items), "split")
+    except Exception as error:  # noqa: BLE001 - the bad item must be found, whatever it makes the code raise
+        if isinstance(error, EngineOutOfMemory):
+            out_of_memory(len(items))
+        if len(items) == 1:
+            return [Ran(fault_of(error), 0.0, 1)]
+        half = len(items) // 2
+        return (run(engine, task, items[:half], device, out_of_memory)
+                + run(engine, task, items[half:], device, out_of_memory))
+    return [Ran(output, run_ms, len(items)) for output in outputs]
+
+
+def fault_of(error: Exception) -> ItemFault:
+    """The failure that an error means for the one item that caused it."""
+    code = OUT_OF_MEMORY if isinstance(error, EngineOutOfMemory | MemoryError) else INFERENCE_FAILED
+    return ItemFault(code, readable(error))
+
+
+def readable(error: Exception) -> str:
+    """The message of an error, fit for a text column: PostgreSQL refuses NUL, UTF-8 refuses lone surrogates."""
+    text = f"{type(error).__name__}: {error}" if not hasattr(error, "code") else str(error)
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()[:1000]
+
+
+def _check(got: int, wanted: int, step: str) -> None:
+    if got != wanted:
+        raise Lengths(f"the task's {step} gave {got} items for {wanted}")

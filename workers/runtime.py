@@ -1,0 +1,150 @@
+"""The parts of one worker put together, and the bootstep that starts and stops them with Celery's own."""
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+from celery import bootsteps
+from celery.concurrency.thread import TaskPool
+from celery.exceptions import ImproperlyConfigured
+from celery.worker import state
+
+from models import contract, database, ids
+from models.blobs import Blobs
+from models.errors import SettingsInvalid, Unavailable
+from models.settings import Settings
+from workers import engine
+from workers.artifacts import Artifacts
+from workers.buffer import Buffer
+from workers.catalogue import Catalogue
+from workers.executor import Executor
+from workers.lease import Lease
+from workers.settling import Settler
+from workers.strategy import Intake
+
+EXIT_LOST = 1  # the incarnation was ended under this process: a supervisor starts a new one
+
+_log = structlog.get_logger("headrace.worker")
+
+
+class Runtime:
+    """Everything beside Celery in a worker process. Raises HardwareMissing or EngineUnavailable when made."""
+
+    def __init__(self, settings: Settings, hardware: str, lanes: tuple[str, ...]) -> None:
+        classes = settings.classes()
+        if hardware not in classes:
+            raise SettingsInvalid(f"there is no hardware class {hardware!r}: known are {', '.join(sorted(classes))}")
+        engine.available(classes[hardware])
+        self._settings = settings
+        self.incarnation = settings.incarnation or ids.new(ids.INCARNATION)
+        self._database = database.connect(settings.database, synchronous=settings.sqlite_synchronous, pool_size=4)
+        blobs = Blobs(settings.blobs)
+        self._lease = Lease(self._database, self.incarnation, hardware=hardware, lanes=lanes,
+                            lease_s=settings.lease_s)
+        self._catalogue = Catalogue(self._database, Artifacts(settings.data_dir / "cache", blobs), classes[hardware])
+        self._buffer = Buffer(profile_of=self._catalogue.profile, want=self._catalogue.want,
+                              refused=self._catalogue.is_refused, may_claim=self._lease.held,
+                              now_ms=self._lease.now_ms)
+        self.intake = Intake(self._buffer.offer, self._buffer.forget, self._buffer.hungry)
+        settler = Settler(self._database, blobs, incarnation=self.incarnation,
+                          max_inline_bytes=settings.max_inline_bytes)
+        self._executor = Executor(
+            database=self._database, blobs=blobs, buffer=self._buffer, intake=self.intake, catalogue=self._catalogue,
+            settler=settler, incarnation=self.incarnation, hardware=hardware, broker=settings.broker)
+        self._catalogue.loaded = self._loaded
+        self._catalogue.refused = self._executor.refused
+
+    def start(self, lost: Callable[[], None]) -> None:
+        """Register and begin. `lost` is called, in another thread, when somebody ended this incarnation."""
+        self._lease.begin()
+        self._executor.start()
+        self._catalogue.start()
+        self._lease.start(holding=self.holding, ready=self._catalogue.ready, changed=self._buffer.wake, lost=lost)
+
+    def stop(self) -> None:
+        """What runs is settled, all else is given back, the incarnation is ended."""
+        self._executor.stop(held=not self._lease.ended)
+        self._catalogue.stop()
+        self._lease.stop()
+        try:
+            self._lease.end(self._settings.max_attempts)
+        except Unavailable as error:
+            _log.warning("incarnation_not_ended", error=str(error))  # a supervisor, or the sweep, will do it
+        self.intake.close()
+        self._database.close()
+
+    def holding(self) -> Mapping[str, Any]:
+        """What the heartbeat reports."""
+        return {
+            "networks": self._catalogue.names(), "refused": self._catalogue.refusals(),
+            "buffered": len(self._buffer), "inflight": self._executor.inflight, "pid": os.getpid(),
+            "rss_mb": _rss_mb(),
+            "rates": {each.network: {"overhead_s": each.overhead_s, "per_work_s": each.per_work_s,
+                                     "batch_work": each.batch_work, "batch_items": each.batch_items}
+                      for each in self._catalogue.rates()},
+        }
+
+    def _loaded(self, network: str) -> None:
+        self._executor.loaded(network)
+        self._lease.poke()
+
+
+def _rss_mb() -> float:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - a hot path, once a second
+            pages = int(file.read().split()[1])
+    except OSError:
+        return 0.0
+    return round(pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20), 1)
+
+
+def step(settings: Settings, adopt: Callable[[Runtime], None]) -> type[bootsteps.StartStopStep]:
+    """A bootstep of Celery's worker that runs a Runtime for the queues which the worker was given."""
+
+    class RuntimeStep(bootsteps.StartStopStep):  # type: ignore[misc]
+        """Started before the consumer, stopped after it."""
+
+        requires = ("celery.worker.components:Pool",)
+        label = "headrace"
+
+        def create(self, worker: Any) -> None:
+            if worker.pool_cls is not TaskPool:
+                raise ImproperlyConfigured(
+                    "Headrace runs in one process with one device: start it with `headrace worker`, or with "
+                    "`--pool threads --concurrency 1`. Prefork is refused because an engine (CUDA above all) that "
+                    "was opened before a fork breaks after it, and because children would each load every network.")
+            hardware, lanes = _queues(worker)
+            self._runtime = Runtime(settings, hardware, lanes)
+            adopt(self._runtime)
+
+        def start(self, worker: Any) -> None:
+            # Celery restarts itself on SIGHUP and fails on Ctrl-C; here both end the worker as SIGTERM does.
+            warm = signal.getsignal(signal.SIGTERM)
+            if callable(warm):
+                for number in (signal.SIGHUP, signal.SIGINT):
+                    signal.signal(number, warm)
+
+            def lost() -> None:
+                state.should_stop = EXIT_LOST
+                if worker.hub is not None:
+                    worker.hub.call_soon(lambda: None)
+
+            self._runtime.start(lost)
+
+        def stop(self, _worker: Any) -> None:
+            self._runtime.stop()
+
+        terminate = stop
+
+    return RuntimeStep
+
+
+def _queues(worker: Any) -> tuple[str, tuple[str, ...]]:
+    names = [name.split(".") for name in worker.app.amqp.queues.consume_from]
+    classes = {parts[1] for parts in names if len(parts) == 3 and parts[0] == "infer" and parts[2] in contract.LANES}
+    if len(classes) != 1:
+        raise ImproperlyConfigured("a worker serves one hardware class: use `headrace worker --hardware CLASS`, or "
+                                   "-Q infer.CLASS.interactive,infer.CLASS.bulk")
+    return classes.pop(), tuple(parts[2] for parts in names if len(parts) == 3)

@@ -1,0 +1,119 @@
+"""A loaded network: its engine, its task, and what it has learned about itself; and the warm-up that begins it."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from models import manifest as manifests
+from models.network import Network
+from models.rate import Rate
+from workers import batching
+from workers.curve import BATCH_S, Curve
+from workers.engine import Engine, EngineOutOfMemory
+from workers.scheduler import Profile
+from workers.tasks.base import Task
+
+WARM_UP_S = 0.5
+SAMPLE_WORK = 32.0  # of one made-up item where its size is free: a sentence of text
+# What a batch costs beside the device, until real ones have shown it: claim, settle and tell; decode and render.
+BATCH_OVERHEAD_S = 0.0015
+ITEM_OVERHEAD_S = 0.00004
+
+
+@dataclass(slots=True, eq=False)
+class Loaded:
+    """A network that is ready to run here. `profile` is replaced as a whole, so it may be read without a lock."""
+
+    reference: str
+    digest: str
+    engine: Engine
+    task: Task
+    max_items: int
+    max_work: float
+    max_delay_s: float
+    size_bytes: int
+    pinned: bool
+    curve: Curve = field(default_factory=Curve)
+    profile: Profile = field(init=False)
+    users: int = 0  # batches in progress: it isn't closed under them
+    used_s: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.profile = self._profiled()
+
+    def learn(self, work: float, seconds: float) -> None:
+        """A batch of this cost took that long, from claim to settle, waits for the device left out."""
+        with self._lock:
+            self.curve.observe(work, seconds)
+            self.profile = self._profiled()
+
+    def ran_out_of_memory(self, work: float) -> None:
+        """A run of this cost did not fit: never try more than half of it again."""
+        with self._lock:
+            self.curve.halve(work)
+            self.profile = self._profiled()
+
+    def rate(self) -> Rate:
+        """What others should know of its speed."""
+        profile = self.profile
+        return Rate(self.reference, profile.overhead_s, profile.per_work_s, profile.max_work, profile.max_items)
+
+    def try_once(self) -> None:
+        """Run one made-up item. Raises whatever the engine or the task does."""
+        self._sample_s(1)
+
+    def warm_up(self, known: Rate | None) -> None:
+        """Run made-up batches of doubling size, until they take half a second together, or get no better.
+
+        With a known rate one run is enough. Whatever a run raises passes through: what can't run its own samples
+        can't be served.
+        """
+        self._sample_s(1)  # the first run allocates, and would teach a wrong overhead
+        if known is not None:
+            with self._lock:
+                self.curve.seed(known.overhead_s, known.per_work_s, known.batch_work)
+                self.profile = self._profiled()
+            return
+        end_s = time.monotonic() + WARM_UP_S
+        count, last_s = 1, 0.0
+        while count <= self.max_items and time.monotonic() + 2 * last_s < end_s and last_s < BATCH_S:
+            try:
+                work, last_s = self._sample_s(count)
+            except EngineOutOfMemory:
+                if count == 1:
+                    raise
+                self.ran_out_of_memory(SAMPLE_WORK * count)
+                return
+            if count > 1 and work > self.max_work:
+                return
+            self.learn(work, last_s + BATCH_OVERHEAD_S + count * ITEM_OVERHEAD_S)
+            count *= 2
+
+    def _sample_s(self, count: int) -> tuple[float, float]:
+        """Work and seconds on the device of the first run of a made-up batch, which items of one key share."""
+        items = self.task.sample(count, SAMPLE_WORK)
+        run = batching.runs(items, padded=False, max_items=count, max_work=float("inf"))[0]
+        items = [items[index] for index in run]
+        feeds = self.task.stack(items)
+        started_s = time.perf_counter()
+        arrays = self.engine.run(feeds, self.task.outputs)
+        seconds = time.perf_counter() - started_s
+        self.task.split(arrays, items)
+        return batching.cost([item.work for item in items], padded=self.task.padded), seconds
+
+    def _profiled(self) -> Profile:
+        return Profile(self.max_items, max(min(self.curve.limit(), self.max_work), 1e-9), self.task.padded,
+                       self.max_delay_s, self.curve.overhead_s, self.curve.per_work_s)
+
+
+def loaded(network: Network, engine: Engine, task: Task) -> Loaded:
+    """An engine and its task with the limits of their manifest, not warmed up yet."""
+    limits = network.manifest["batching"]
+    return Loaded(
+        network.reference, network.digest, engine, task,
+        max_items=limits["max_items"] or manifests.MAX_ITEMS,
+        max_work=float(limits["max_work"] or "inf"),
+        max_delay_s=limits["max_delay_ms"] / 1000,
+        size_bytes=sum(int(file["size"]) for file in network.files.values()),
+        pinned=bool(network.manifest["pinned"]), used_s=time.monotonic())
