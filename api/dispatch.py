@@ -64,6 +64,7 @@ def answer(service: "Service", route: Route, environ: Mapping[str, Any], params:
     request = request_of(environ, route.method, params)
     try:
         principal = admit(service, route, request)
+        _check_params(request)
         _read_query(route, environ, request)
         _read_body(service, route, environ, request)
         reply = route.view(service, request, principal)
@@ -141,6 +142,11 @@ def is_loopback(name: str) -> bool:
         return False
 
 
+def _check_params(request: Request) -> None:
+    if any("\x00" in value for value in request.params.values()):  # no name holds it, and PostgreSQL takes none
+        raise faults.NotFound(f"there is nothing at {request.path!r}")
+
+
 def _read_query(route: Route, environ: Mapping[str, Any], request: Request) -> None:
     text = environ.get("QUERY_STRING")
     if not text:
@@ -150,6 +156,10 @@ def _read_query(route: Route, environ: Mapping[str, Any], request: Request) -> N
     except ValueError as error:
         raise faults.InvalidRequest(f"the query string can't be read: {error}") from error
     query = dict(pairs)
+    if "\x00" in text or "%00" in text:
+        raise faults.InvalidRequest("the query string holds a NUL character", faults=tuple(
+            faults.Fault(f"?{name}", "nul", "must not hold U+0000")
+            for name, value in pairs if "\x00" in name + value))
     unknown = [name for name in query if name not in route.query]
     if route.query and unknown:
         known = ", ".join(route.query)
