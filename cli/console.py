@@ -17,7 +17,7 @@ class Console:
         self._out = sys.stderr if out is None else out
         self.color = not self._json and self._out.isatty()
         self._lock = threading.Lock()
-        self._width = 6
+        self._width = len("housekeep")
 
     def line(self, name: str, text: str) -> None:
         """Write one line that process `name` said."""

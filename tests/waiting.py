@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import psutil
 import pytest
 
 T = TypeVar("T")
@@ -36,3 +37,11 @@ def die_with_parent(signal_number: int = signal.SIGKILL) -> Callable[[], None]:
             libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
 
     return ask
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended but wasn't waited for doesn't."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
