@@ -4,7 +4,6 @@ A request never waits for the database here, but for a name that the snapshot do
 """
 
 import difflib
-import importlib
 import math
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from api import inputs
 from models import contract, feed, incarnation, network
 from models.database import Database, Row, Transaction
 from models.errors import ModelNotFound, ModelNotReady, Unavailable
@@ -97,7 +97,7 @@ class Directory:
         return f"there is no network {model!r}; {hint}"
 
     def place(self, served: Served, allowed: Sequence[str] | None = None) -> str | None:
-        """The class a job waits for: the first of the network's with a live worker, else the first; None: none fits."""
+        """The class a job waits for: the first of the network's with a live worker, else the first; None: none."""
         classes = served.hardware if allowed is None else [name for name in served.hardware if name in allowed]
         if not classes:
             return None
@@ -177,7 +177,7 @@ class Directory:
             check = self._checks.get(item.digest)
             if check is None:
                 try:
-                    check = importlib.import_module("api.inputs").checker(item.manifest, item.signature)
+                    check = inputs.checker(item.manifest, item.signature)
                 except Exception:  # one odd network must not take the others down
                     log.exception("network_unserved", network=item.reference)
                     continue

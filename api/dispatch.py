@@ -40,11 +40,13 @@ class Headers(Mapping[str, str]):
         self._environ = environ
 
     def __getitem__(self, name: str) -> str:
-        key = name.upper().replace("-", "_")
-        value: str = self._environ[key if key in _UNPREFIXED else "HTTP_" + key]
-        if not value and key in _UNPREFIXED:
+        value: str = self._environ[_key(name)]
+        if not value:
             raise KeyError(name)
         return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._environ.get(_key(name)) or default
 
     def __iter__(self) -> Iterator[str]:
         for key in self._environ:
@@ -56,6 +58,12 @@ class Headers(Mapping[str, str]):
 
 
 _UNPREFIXED = ("CONTENT_TYPE", "CONTENT_LENGTH")
+
+
+@functools.cache  # the names are those that this code asks for
+def _key(name: str) -> str:
+    key = name.upper().replace("-", "_")
+    return key if key in _UNPREFIXED else "HTTP_" + key
 
 
 def answer(service: "Service", route: Route, environ: Mapping[str, Any], params: Mapping[str, str]) -> Reply:
@@ -72,8 +80,7 @@ def answer(service: "Service", route: Route, environ: Mapping[str, Any], params:
         reply = refusal(error, request)
     except Exception:
         log.exception("request_failed", request_id=request.id, method=request.method, path=request.path)
-        reply = errors.problem(faults.HeadraceError("something went wrong here; the log of this service says what"),
-                               request)
+        reply = errors.problem(faults.HeadraceError("something went wrong here; its log says what"), request)
     reply.headers["X-Request-Id"] = request.id
     service.metrics.observe(route, reply.status, time.perf_counter() - started)
     return reply
@@ -83,7 +90,8 @@ def refusal(error: faults.HeadraceError, request: Request) -> Reply:
     """The problem+json of an error; those that are ours to mend are logged."""
     reply = errors.problem(error, request)
     if reply.status >= 500:
-        log.warning("request_refused", request_id=request.id, path=request.path, code=error.code, detail=error.detail)
+        log.warning("request_refused", request_id=request.id, path=request.path, code=error.code,
+                    detail=error.detail)
     return reply
 
 
@@ -100,7 +108,7 @@ def request_of(environ: Mapping[str, Any], method: str, params: Mapping[str, str
 def admit(service: "Service", route: Route, request: Request) -> Principal:
     """Who asks, if they may ask this. Raises Unauthenticated or Forbidden."""
     if service.settings.auth == "off":
-        # Without keys only this machine may ask, and a page in a browser is not this machine: it shows by its name.
+        # Without keys only this machine may ask, and a page in a browser is not this machine: its name shows it.
         _check_origin(request, service.settings.host)
         return KEYLESS
     if route.scope is None:
@@ -117,7 +125,7 @@ def admit(service: "Service", route: Route, request: Request) -> Principal:
 def _check_origin(request: Request, bound: str) -> None:
     host = request.headers.get("host")
     if host is not None and not _is_ours(host, bound):
-        raise faults.Forbidden(f"Host {host!r} is not this machine: without API keys, ask for 127.0.0.1 or localhost")
+        raise faults.Forbidden(f"Host {host!r} is not this machine: without API keys, ask for 127.0.0.1")
     origin = request.headers.get("origin")
     if origin is not None and not _is_ours(urlsplit(origin).netloc if "://" in origin else "", bound):
         raise faults.Forbidden(f"Origin {origin!r} may not drive this service: it runs without API keys")

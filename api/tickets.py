@@ -19,7 +19,9 @@ from models.errors import HeadraceError
 
 log = structlog.get_logger("headrace.api")
 
-PACE_S = 0.005  # between two flushes under load; the first leaves at once. Tickets of 18 to 35 ids instead of 2 to 7
+# Between two flushes, for each entry of the former, up to the maximum: a lone job's ticket leaves at once, and under
+# load a ticket gathers 20 to 30 ids instead of 2 to 7, at a sixth of the cost a job.
+PACE_S, MAX_PACE_S = 0.001, 0.010
 MAX_PENDING = 50_000  # entries not yet published; above it rows are left behind
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.5, 5.0
 MIN_MEASURE_S, MAX_MEASURE_S = 0.01, 0.5
@@ -116,7 +118,7 @@ class Publisher:
 
     def _run(self) -> None:
         measure_s = MIN_MEASURE_S
-        flushed_at = 0.0
+        next_flush_at = 0.0
         while True:
             with self._wake:
                 if not self._pending and not self._messages and not self._stopping:
@@ -124,9 +126,9 @@ class Publisher:
                 due = bool(self._pending or self._messages)
                 stopping = self._stopping
             if due and not stopping:
-                time.sleep(max(0.0, flushed_at + PACE_S - time.monotonic()))
+                time.sleep(max(0.0, next_flush_at - time.monotonic()))
             offers, messages = self._take()
-            flushed_at = time.monotonic()
+            next_flush_at = time.monotonic() + min(MAX_PACE_S, PACE_S * max(1, len(offers)))
             try:
                 if offers or messages:
                     self._flush(offers, messages)
@@ -254,7 +256,7 @@ class Publisher:
 
 
 def tickets(offers: Iterable[Offer]) -> list[tuple[str, str, list[Entry], float]]:
-    """Cut into (class, network, entries, share): one network a ticket, at most MAX_ENTRIES and one batch of work."""
+    """Cut into (class, network, entries, share): one network a ticket, at most MAX_ENTRIES and a batch of work."""
     out: list[tuple[str, str, list[Entry], float]] = []
     groups: dict[tuple[str, str], list[Offer]] = {}
     for offer in offers:
