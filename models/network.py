@@ -177,6 +177,11 @@ def reinstate(tx: Transaction, name: str, version: str) -> None:
     tx.run(_INHERIT, name=name)
 
 
+def any_withdrawn(tx: Transaction) -> bool:
+    """Whether a withdrawn version is still to be retired."""
+    return bool(tx.all(_WITHDRAWN))
+
+
 def retire_withdrawn(tx: Transaction) -> list[str]:
     """Retire the withdrawn versions whose live jobs are done; which they were, as `name@version`."""
     done = [row for row in tx.all(_WITHDRAWN) if live_jobs(tx, f"{row[0]}@{row[1]}") == 0]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import redis
 import structlog
 
-from models import blobs, claim, contract, feed, idempotency, incarnation, job, rate
+from models import blobs, claim, contract, feed, idempotency, incarnation, job, network, rate
 from models.contract import INTERACTIVE
 from models.database import Database, Transaction
 from models.errors import HeadraceError, Unavailable
@@ -89,6 +89,7 @@ class Sweeper:
         self.expire()
         self.end_lost()
         self.release_abandoned()
+        self.retire()
         now = time.monotonic()
         if now >= self._count_due_at:
             self.count()
@@ -141,6 +142,15 @@ class Sweeper:
         if holders:
             self._database.write(release)
             log.warning("jobs_released", incarnations=holders)
+
+    def retire(self) -> None:
+        """Retire the withdrawn networks whose last job has ended."""
+        with self._database.read() as tx:
+            if not network.any_withdrawn(tx):
+                return
+        retired = self._database.write(network.retire_withdrawn)
+        if retired:
+            log.info("networks_retired", networks=retired)
 
     def count(self) -> None:
         """Roll up each lane: what waits, what runs, and how long a job that arrives now will wait."""
