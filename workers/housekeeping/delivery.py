@@ -14,12 +14,12 @@ from queue import Empty, SimpleQueue
 import redis
 import structlog
 
-from models import addresses, contract, delivery, ids, incarnation, signing
+from models import addresses, contract, delivery, ids, signing
 from models.database import Database, Transaction
 from models.delivery import Attempt, Due
 from models.errors import Unavailable
 from models.settings import Settings, redis_url
-from workers.housekeeping import fan_out, sender
+from workers.housekeeping import fan_out, leader, listener, sender
 from workers.housekeeping.sender import Answer, Sender
 
 log = structlog.get_logger("headrace.delivery")
@@ -30,8 +30,6 @@ PER_ORIGIN = 4
 TICK_S = 0.5  # the net under lost wake-ups
 CLAIM_S = 60.0  # beyond what one send can take, name look-up included
 GRACE_S = 3.0  # for sends under way when the process is asked to stop
-RECONNECT_S = 1.0
-ASK_S = 1.0  # how often a process that doesn't lead asks whether it may
 JITTER = 0.2
 
 
@@ -49,14 +47,14 @@ class Delivery:
         self._ended: SimpleQueue[tuple[Due, Answer]] = SimpleQueue()
         self._unrecorded: list[tuple[Due, Answer]] = []
         self._active: Counter[str] = Counter()  # sends under way by origin
-        self._leading = False
-        self._asked_at = -ASK_S
+        self._leader = leader.Leader(database, self._me, [DUTY], lease_s=settings.lease_s)
 
     def run(self, stop: threading.Event) -> None:
         """Blocks until `stop` is set and what was under way has ended or has been given back."""
         halt = threading.Event()
+        loops = {"listen": self._listen, "lead": self._leader.run, "fan-out": self._fan_out}
         helpers = [threading.Thread(target=loop, args=(halt,), name=f"webhook-{name}", daemon=True)
-                   for name, loop in (("fan-out", self._fan_out), ("listen", self._listen))]
+                   for name, loop in loops.items()]
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="webhook-send")
         with self._sender:
             for helper in helpers:
@@ -70,7 +68,7 @@ class Delivery:
                 halt.set()
                 self._written.set()
                 self._finish(pool)
-                for helper in helpers:
+                for helper in helpers[1:]:  # the listener touches no database and ends by itself
                     helper.join()
 
     def _turn(self, pool: ThreadPoolExecutor) -> None:
@@ -137,7 +135,7 @@ class Delivery:
             delay_s = schedule[made] * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 (jitter)
             delay_s = max(delay_s, answer.retry_after_s or 0.0)
         if answer.error is not None:
-            log.info("delivery_failed", delivery=due.id, event=due.event_id, attempt=made, error=answer.error,
+            log.info("delivery_failed", delivery=due.id, event_id=due.event_id, attempt=made, error=answer.error,
                      next_s=None if delay_s is None else round(delay_s, 1))
         return Attempt(due, answer.status, answer.error, answer.latency_ms, answer.response, delay_s)
 
@@ -160,7 +158,6 @@ class Delivery:
             delivery.record(tx, attempts, sender=self._me)
             if broken:
                 delivery.give_back(tx, broken, sender=self._me)
-            incarnation.resign(tx, DUTY, self._me)
 
         try:
             self._database.write(work, durable=False)
@@ -170,38 +167,21 @@ class Delivery:
     def _fan_out(self, halt: threading.Event) -> None:
         delay_s = self._settings.webhook_schedule[0]
         while not halt.is_set():
+            if not self._leader.wait(DUTY, TICK_S):
+                continue
             try:
-                made = self._leads() and fan_out.fan_out(self._database, first_delay_s=delay_s)
+                made = fan_out.fan_out(self._database, first_delay_s=delay_s)
             except Unavailable as error:
                 log.warning("fan_out_paused", reason=str(error))
                 made = 0
             if made:
                 self._due.set()
-            if not made or made < fan_out.BATCH:
+            if made < fan_out.BATCH:
                 self._written.wait(TICK_S)
                 self._written.clear()
 
-    def _leads(self) -> bool:
-        """Whether this process fans out; renewed at a third of the lease, so most rounds cost nothing."""
-        lease_s = self._settings.lease_s
-        now = time.monotonic()
-        if now - self._asked_at >= (lease_s / 3 if self._leading else ASK_S):
-            self._leading = self._database.write(
-                lambda tx: incarnation.lead(tx, DUTY, self._me, lease_s), durable=False)
-            self._asked_at = now
-        return self._leading
-
     def _listen(self, halt: threading.Event) -> None:
-        """Wake the fan-out when a worker says that it wrote events. Without the broker the tick does."""
-        client = redis.Redis.from_url(redis_url(self._settings.broker), socket_timeout=5.0,
-                                      socket_connect_timeout=1.0)
-        while not halt.is_set():
-            try:
-                with client.pubsub(ignore_subscribe_messages=True) as channel:  # type: ignore[no-untyped-call]
-                    channel.subscribe(contract.DELIVER_CHANNEL)
-                    while not halt.is_set():
-                        if channel.get_message(timeout=TICK_S) is not None:
-                            self._written.set()
-            except (redis.RedisError, OSError):
-                halt.wait(RECONNECT_S)
-        client.close()
+        """Wake the fan-out when somebody says that events were written. Without the broker the tick does."""
+        with redis.Redis.from_url(redis_url(self._settings.broker), socket_timeout=2 * listener.POLL_S,
+                                  socket_connect_timeout=1.0) as client:
+            listener.listen(client, {contract.DELIVER_CHANNEL: lambda _: self._written.set()}, halt)
