@@ -1,7 +1,7 @@
 """The worker's side of a job: claim, begin, settle, give back, and what an ended incarnation leaves.
 
-Every write is conditional on `running, not waiting, incarnation = mine, attempt = mine`: a worker that lost its
-lease writes nothing.
+Every write is conditional on `running, not waiting, incarnation = mine, attempt = mine`: a worker that lost
+its lease writes nothing. On PostgreSQL every write locks its rows in id order first, so that none deadlock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,17 +45,22 @@ class Outcome:
     batch_size: int | None = None
 
 
-_CLAIMABLE = ("waiting AND (NOT suspect OR :alone) AND (deadline_at IS NULL OR deadline_at > {now})")
+# A life that was ended may not claim: what it took would have no lease. (Here, since its next beat may be a
+# second away; the sweep releases what slips through between this look and the end.)
+_CLAIMABLE = (
+    "waiting AND (NOT suspect OR :alone) AND (deadline_at IS NULL OR deadline_at > {now}) AND NOT EXISTS "
+    "(SELECT 1 FROM incarnations i WHERE i.id = :incarnation AND i.ended_at IS NOT NULL)")
 _SET_CLAIMED = ("state = 'running', waiting = FALSE, ticketed_until = NULL, incarnation = :incarnation, "
                 "hardware = :hardware, attempt = attempt + 1, begun = :begun, started_at = {now}")
-# Plain FOR UPDATE in id order: beside a writer, SKIP LOCKED returned 32 of 64, and the other 32 would have been
-# acknowledged as unclaimable (measured).
+# Plain FOR UPDATE in id order: beside a writer, SKIP LOCKED returned 32 of 64, and the other 32 would have
+# been acknowledged as unclaimable (measured).
 _CLAIM = Statement(
     f"""WITH locked AS (SELECT id FROM jobs WHERE id {{in ids}} AND {_CLAIMABLE} ORDER BY id FOR UPDATE),
-    claimed AS (UPDATE jobs j SET {_SET_CLAIMED} FROM locked WHERE j.id = locked.id RETURNING j.id, j.attempt, j.tenant,
-        j.network, j.work, j.priority, j.deadline_at, j.webhook IS NOT NULL AS listened, j.created_at)
-    SELECT c.id, c.attempt, c.tenant, c.network, c.work, c.priority, c.deadline_at, c.listened, i.body, i.blob,
-        c.created_at FROM claimed c JOIN inputs i ON i.job_id = c.id""",
+    claimed AS (UPDATE jobs j SET {_SET_CLAIMED} FROM locked WHERE j.id = locked.id RETURNING j.id, j.attempt,
+        j.tenant, j.network, j.work, j.priority, j.deadline_at, j.webhook IS NOT NULL AS listened,
+        j.created_at)
+    SELECT c.id, c.attempt, c.tenant, c.network, c.work, c.priority, c.deadline_at, c.listened, i.body,
+        i.blob, c.created_at FROM claimed c JOIN inputs i ON i.job_id = c.id""",
     sqlite=f"""UPDATE jobs SET {_SET_CLAIMED} WHERE id {{in ids}} AND {_CLAIMABLE}
     RETURNING id, attempt, tenant, network, work, priority, deadline_at, webhook IS NOT NULL, created_at""")
 _INPUTS = Statement("SELECT job_id, body, blob FROM inputs WHERE job_id {in ids}")
@@ -63,9 +68,9 @@ _INPUTS = Statement("SELECT job_id, body, blob FROM inputs WHERE job_id {in ids}
 
 def claim(tx: Transaction, ids: Sequence[str], *, incarnation: str, hardware: str, begun: bool,
           alone: bool = False) -> list[Claimed]:
-    """Turn the jobs of `ids` that wait into running ones of this incarnation; only what comes back may be run.
+    """Turn the jobs of `ids` that wait into running ones of this incarnation; run only what comes back.
 
-    `begun`: the device is idle, so the run starts at once. `alone`: a suspect may be taken (then one id only).
+    `begun`: the device is idle, so the run starts at once. `alone`: a suspect may be taken (then one id).
     """
     rows = tx.all(_CLAIM, ids=ids, incarnation=incarnation, hardware=hardware, begun=begun, alone=alone)
     if tx.dialect != SQLITE:
@@ -78,6 +83,8 @@ def claim(tx: Transaction, ids: Sequence[str], *, incarnation: str, hardware: st
 
 _FENCE = "state = 'running' AND NOT waiting AND incarnation = :incarnation"
 _BEGIN = Statement(f"UPDATE jobs SET begun = TRUE WHERE id {{in ids}} AND {_FENCE}")
+_LOCK_ALL = Statement("SELECT count(*) FROM "
+                      "(SELECT 1 FROM jobs WHERE id {in ids} ORDER BY id {for_update}) AS j")
 _FIELDS = "id, attempt, state, error_code, error_message, run_ms, batch_size"
 _SETTLE = Statement(
     f"""WITH d AS (SELECT * FROM unnest(:ids::text[], :attempts::int[], :states::text[], :codes::text[],
@@ -88,13 +95,13 @@ _SETTLE = Statement(
         finished_at = {{now}}, error_code = d.error_code, error_message = d.error_message, run_ms = d.run_ms,
         batch_size = d.batch_size FROM d, locked WHERE jobs.id = locked.id AND d.id = jobs.id
     RETURNING jobs.id, jobs.state, jobs.webhook IS NOT NULL, jobs.finished_at""")
-# SQLite's writer is alone from BEGIN IMMEDIATE on, so it may look first: half the cost of UPDATE … FROM json_each.
-# The unary plus keeps it from walking all the incarnation's running jobs for each row.
+# SQLite's writer is alone from BEGIN IMMEDIATE on, so it may look first: half the cost of UPDATE … FROM
+# json_each. The unary plus keeps it from walking all the incarnation's running jobs for each row.
 _STILL_HELD = Statement(
-    "SELECT id, attempt, deadline_at IS NOT NULL AND deadline_at <= {now}, webhook IS NOT NULL, {now} FROM jobs "
-    "WHERE id {in ids} AND +state = 'running' AND NOT waiting AND +incarnation = :incarnation")
-_SETTLE_EACH = Statement("UPDATE jobs SET state = ?, finished_at = ?, error_code = ?, error_message = ?, run_ms = ?, "
-                         "batch_size = ? WHERE id = ?")
+    "SELECT id, attempt, deadline_at IS NOT NULL AND deadline_at <= {now}, webhook IS NOT NULL, {now} "
+    "FROM jobs WHERE id {in ids} AND +state = 'running' AND NOT waiting AND +incarnation = :incarnation")
+_SETTLE_EACH = Statement("UPDATE jobs SET state = ?, finished_at = ?, error_code = ?, error_message = ?, "
+                         "run_ms = ?, batch_size = ? WHERE id = ?")
 
 
 def _settle_sqlite(tx: Transaction, outcomes: Sequence[Outcome], incarnation: str) -> list[Row]:
@@ -108,7 +115,7 @@ def _settle_sqlite(tx: Transaction, outcomes: Sequence[Outcome], incarnation: st
 
 
 class Settled(dict[str, str]):
-    """The state of each job that was still held, by id. `events`: how many were written, for the deliverer."""
+    """The state of each job that was still held, by id. `events`: how many were written."""
 
     events = 0
 
@@ -117,14 +124,17 @@ def settle(tx: Transaction, outcomes: Sequence[Outcome], *, incarnation: str,
            begin: Sequence[str] = ()) -> Settled:
     """Record how these attempts ended, with results and events; the state of each job that was still held.
 
-    A job past its deadline ends as expired. `begin`: jobs of the next batch, whose run has started meanwhile.
+    A job past its deadline ends as expired. `begin`: jobs of the next batch, whose run has started since.
     """
     if tx.dialect == SQLITE:
         rows = _settle_sqlite(tx, outcomes, incarnation)
     else:
+        if begin:
+            tx.one(_LOCK_ALL, ids=[*begin, *(o.id for o in outcomes)])
         rows = tx.all(
-            _SETTLE, incarnation=incarnation, ids=[o.id for o in outcomes], attempts=[o.attempt for o in outcomes],
-            states=[o.state for o in outcomes], codes=[o.error_code for o in outcomes],
+            _SETTLE, incarnation=incarnation, ids=[o.id for o in outcomes],
+            attempts=[o.attempt for o in outcomes], states=[o.state for o in outcomes],
+            codes=[o.error_code for o in outcomes],
             messages=[o.error_message for o in outcomes], run_ms=[o.run_ms for o in outcomes],
             sizes=[o.batch_size for o in outcomes])
     settled = {row[0]: row for row in rows}
@@ -144,10 +154,16 @@ def _tell(tx: Transaction, states: Mapping[str, str]) -> int:
                for state in set(states.values()))
 
 
+_SET_GIVEN_BACK = ("state = 'queued', waiting = TRUE, begun = FALSE, incarnation = NULL, "
+                   "ticketed_until = NULL, started_at = NULL")
 _GIVE_BACK = Statement(
-    "UPDATE jobs SET state = 'queued', waiting = TRUE, begun = FALSE, incarnation = NULL, ticketed_until = NULL, "
-    f"started_at = NULL WHERE id {{in ids}} AND {_FENCE}")
-_UNMARK = Statement("UPDATE jobs SET ticketed_until = NULL WHERE id {in ids} AND waiting")
+    f"UPDATE jobs SET {_SET_GIVEN_BACK} WHERE id IN "
+    f"(SELECT id FROM jobs WHERE id {{in ids}} AND {_FENCE} ORDER BY id FOR UPDATE)",
+    sqlite=f"UPDATE jobs SET {_SET_GIVEN_BACK} WHERE id {{in ids}} AND {_FENCE}")
+_UNMARK = Statement(
+    "UPDATE jobs SET ticketed_until = NULL WHERE id IN "
+    "(SELECT id FROM jobs WHERE id {in ids} AND waiting ORDER BY id FOR UPDATE)",
+    sqlite="UPDATE jobs SET ticketed_until = NULL WHERE id {in ids} AND waiting")
 
 
 def give_back(tx: Transaction, ids: Sequence[str], *, incarnation: str) -> int:
@@ -160,13 +176,14 @@ def unmark(tx: Transaction, ids: Sequence[str]) -> int:
     return tx.run(_UNMARK, ids=ids)
 
 
-_HELD = Statement("SELECT id, begun FROM jobs WHERE incarnation = :incarnation AND state = 'running' AND NOT waiting "
-                  "ORDER BY id {for_update}")
+_HELD = Statement("SELECT id, begun FROM jobs WHERE incarnation = :incarnation AND state = 'running' "
+                  "AND NOT waiting ORDER BY id {for_update}")
 _RELEASE = Statement(
     "UPDATE jobs SET waiting = TRUE, ticketed_until = NULL, begun = FALSE, suspect = suspect OR :suspect, "
     "crashes = crashes + :crashed, crashes_alone = crashes_alone + :alone WHERE id {in ids}")
 _EXHAUSTED = Statement(
-    "UPDATE jobs SET state = 'failed', waiting = FALSE, finished_at = {now}, error_code = 'crashes_exhausted', "
+    "UPDATE jobs SET state = 'failed', waiting = FALSE, finished_at = {now}, "
+    "error_code = 'crashes_exhausted', "
     "error_message = 'its worker died each time it ran, the last times while it ran alone' "
     "WHERE id {in ids} AND crashes_alone >= :limit RETURNING id")
 
@@ -174,8 +191,8 @@ _EXHAUSTED = Statement(
 def release(tx: Transaction, incarnation: str, *, confirmed: bool, max_attempts: int) -> list[str]:
     """What an ended incarnation held may be claimed again; the jobs that were parked instead.
 
-    Jobs that had begun become suspects. Only a confirmed death counts as a crash of theirs, and only one that ran
-    alone counts towards `max_attempts`.
+    Jobs that had begun become suspects. Only a confirmed death counts as a crash of theirs, and only one
+    that ran alone counts towards `max_attempts`.
     """
     held = tx.all(_HELD, incarnation=incarnation)
     begun = [row[0] for row in held if row[1]]

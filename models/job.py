@@ -5,9 +5,9 @@
       │  └────retry──── failed
       └──cancel, expire──┴──────────────► canceled | expired
 
-The worker's side (claim, settle, give back, and what a dead worker leaves) is in `models/claim.py`; which jobs get a
-ticket next is in `models/feed.py`. Nothing else writes a state. A job whose worker died stays `running` but `waiting`
-until the next claim takes it over.
+The worker's side (claim, settle, give back, what a death leaves) is in `models/claim.py`; which jobs get a
+ticket next is in `models/feed.py`. Nothing else writes a state. A job whose worker died stays `running` but
+`waiting` until the next claim takes it over.
 """
 
 import json
@@ -28,7 +28,7 @@ TERMINAL = frozenset({SUCCEEDED, FAILED, CANCELED, EXPIRED})
 FAILURES = ("input_invalid", "inference_failed", "output_not_finite", "crashes_exhausted", "out_of_memory",
             "engine_unavailable", "provider_failed")
 
-# Narrow and often updated; what is written once lives in `inputs` and `results`. No foreign keys on the hot path.
+# Narrow and often updated; what is written once lives in `inputs` and `results`. No foreign keys: hot path.
 jobs = sa.Table(
     "jobs", metadata,
     sa.Column("id", Text, primary_key=True),
@@ -36,7 +36,7 @@ jobs = sa.Table(
     sa.Column("network", Text, nullable=False),  # name@version
     sa.Column("hardware", Text, nullable=False),  # the class it waits for, and in the end ran on
     sa.Column("state", Text, nullable=False),
-    sa.Column("waiting", Flag, nullable=False),  # may be claimed: queued, or running under an ended incarnation
+    sa.Column("waiting", Flag, nullable=False),  # may be claimed: queued, or its holder has ended
     sa.Column("suspect", Flag, nullable=False),  # was running when its worker died: only ever claimed alone
     sa.Column("begun", Flag, nullable=False),  # handed to the device, as far as the database knows
     sa.Column("priority", sa.SmallInteger, nullable=False),
@@ -58,7 +58,8 @@ jobs = sa.Table(
     sa.Column("error_message", Text),
     sa.Column("metadata", Bytes),  # JSON
     sa.Column("webhook", Bytes),  # JSON {url, events}
-    sa.CheckConstraint("state IN ('queued','running','succeeded','failed','canceled','expired')", name="state"),
+    sa.CheckConstraint("state IN ('queued','running','succeeded','failed','canceled','expired')",
+                       name="state"),
     sa.CheckConstraint("priority BETWEEN 0 AND 9", name="priority"),
     sa.CheckConstraint("NOT waiting OR state IN ('queued','running')", name="waiting"),
     sa.CheckConstraint("state <> 'queued' OR waiting", name="queued"),
@@ -143,24 +144,26 @@ class Job:
 
 TICKET_S = 30.0  # how long a ticket is believed in; a lost one is noticed sooner by the sweep
 
-_COLUMNS = ("j.id, j.tenant, j.network, j.hardware, j.state, j.attempt, j.crashes, j.priority, j.work, j.created_at, "
-            "j.started_at, j.finished_at, j.deadline_at, j.variant, j.run_ms, j.batch_size, j.error_code, "
-            "j.error_message, j.metadata, j.webhook")
+_COLUMNS = ("j.id, j.tenant, j.network, j.hardware, j.state, j.attempt, j.crashes, j.priority, j.work, "
+            "j.created_at, j.started_at, j.finished_at, j.deadline_at, j.variant, j.run_ms, j.batch_size, "
+            "j.error_code, j.error_message, j.metadata, j.webhook")
 
 
-_NEW = ("id", "tenant", "network", "hardware", "state", "waiting", "suspect", "begun", "priority", "work", "attempt",
-        "crashes", "crashes_alone", "ticketed_until", "created_at", "deadline_at", "allowed", "metadata", "webhook")
+_NEW = ("id", "tenant", "network", "hardware", "state", "waiting", "suspect", "begun", "priority", "work",
+        "attempt", "crashes", "crashes_alone", "ticketed_until", "created_at", "deadline_at", "allowed",
+        "metadata", "webhook")
 
 
 def accept(tx: Transaction, new: Sequence[NewJob], now: int, *, ticketed: Container[str] = ()) -> None:
     """Store jobs as queued. `now`: the database's clock in this transaction.
 
-    `ticketed`: ids whose ticket is going to be published after the commit, besides those that say so themselves.
+    `ticketed`: ids whose ticket is going to be published after the commit, besides those that say so.
     """
     until = now + int(TICKET_S * 1000)
     tx.insert_rows(jobs, _NEW, [(
-        job.id, job.tenant, job.network, job.hardware, QUEUED, True, False, False, job.priority, job.work, 0, 0, 0,
-        until if job.ticketed or job.id in ticketed else None, now, None if job.deadline_s is None else now + int(job.deadline_s * 1000),
+        job.id, job.tenant, job.network, job.hardware, QUEUED, True, False, False, job.priority, job.work,
+        0, 0, 0, until if job.ticketed or job.id in ticketed else None, now,
+        None if job.deadline_s is None else now + int(job.deadline_s * 1000),
         None if job.allowed is None else json.dumps(job.allowed), job.metadata, job.webhook,
     ) for job in new])
     tx.insert_rows(inputs, ("job_id", "body", "blob"), [(job.id, job.input, job.input_blob) for job in new])
@@ -191,12 +194,15 @@ def several(tx: Transaction, ids: Sequence[str], *, max_output_bytes: int) -> di
 
 def states(tx: Transaction, ids: Sequence[str]) -> dict[str, str]:
     """The state of each job that exists."""
-    return dict(tx.all(_STATES, ids=ids))  # type: ignore[arg-type]
+    return dict(tx.all(_STATES, ids=ids))
 
 
 def listing(tx: Transaction, tenant: str, *, state: str | None = None, network: str | None = None,
             limit: int = 20, after: str | None = None) -> list[Job]:
-    """Newest first, without outputs; at most `limit` jobs older than `after`. `network`: one version, or a bare name."""
+    """Newest first, without outputs; at most `limit` jobs older than `after`.
+
+    `network`: one version, or a bare name.
+    """
     where = "j.tenant = :tenant"
     values: dict[str, Any] = {"tenant": tenant, "limit": limit}
     if state is not None:
@@ -219,12 +225,12 @@ def listing(tx: Transaction, tenant: str, *, state: str | None = None, network: 
 _LISTINGS: dict[str, Statement] = {}
 
 _LOCK = Statement("SELECT state, deadline_at FROM jobs WHERE id = :id AND tenant = :tenant {for_update}")
-_CANCEL = Statement("UPDATE jobs SET state = 'canceled', waiting = FALSE, ticketed_until = NULL, finished_at = {now} "
-                    "WHERE id = :id AND state IN ('queued','running')")
+_CANCEL = Statement("UPDATE jobs SET state = 'canceled', waiting = FALSE, ticketed_until = NULL, "
+                    "finished_at = {now} WHERE id = :id AND state IN ('queued','running')")
 _RETRY = Statement(
-    "UPDATE jobs SET state = 'queued', waiting = TRUE, suspect = FALSE, begun = FALSE, crashes = 0, crashes_alone = 0, "
-    "incarnation = NULL, ticketed_until = NULL, started_at = NULL, finished_at = NULL, run_ms = NULL, "
-    "batch_size = NULL, error_code = NULL, error_message = NULL, "
+    "UPDATE jobs SET state = 'queued', waiting = TRUE, suspect = FALSE, begun = FALSE, crashes = 0, "
+    "crashes_alone = 0, incarnation = NULL, ticketed_until = NULL, started_at = NULL, finished_at = NULL, "
+    "run_ms = NULL, batch_size = NULL, error_code = NULL, error_message = NULL, "
     "deadline_at = CASE WHEN deadline_at <= {now} THEN NULL ELSE deadline_at END "
     "WHERE id = :id AND state = 'failed'")
 
@@ -250,15 +256,18 @@ def retry(tx: Transaction, tenant: str, job_id: str) -> str | None:
     return str(row[0])
 
 
-_EXPIRED = Statement("SELECT id FROM jobs WHERE deadline_at <= {now} AND deadline_at IS NOT NULL "
-                     "AND state IN ('queued','running') ORDER BY id LIMIT :limit {for_update}")
-_EXPIRE = Statement("UPDATE jobs SET state = 'expired', waiting = FALSE, ticketed_until = NULL, finished_at = {now} "
-                    "WHERE id {in ids}")
+_DUE = Statement("SELECT id FROM jobs WHERE deadline_at <= {now} AND deadline_at IS NOT NULL "
+                 "AND state IN ('queued','running') ORDER BY deadline_at LIMIT :limit")
+_EXPIRED = Statement("SELECT id FROM jobs WHERE id {in ids} AND state IN ('queued','running') "
+                     "AND deadline_at <= {now} ORDER BY id {for_update}")
+_EXPIRE = Statement("UPDATE jobs SET state = 'expired', waiting = FALSE, ticketed_until = NULL, "
+                    "finished_at = {now} WHERE id {in ids}")
 
 
 def expire(tx: Transaction, limit: int = 1000) -> list[str]:
-    """End live jobs whose deadline has passed; which they were."""
-    ids = [row[0] for row in tx.all(_EXPIRED, limit=limit)]
+    """End live jobs whose deadline has passed, the longest overdue first; which they were."""
+    due = [row[0] for row in tx.all(_DUE, limit=limit)]
+    ids = [row[0] for row in tx.all(_EXPIRED, ids=due)] if due else []
     if ids:
         tx.run(_EXPIRE, ids=ids)
         event.record(tx, ids, EXPIRED)

@@ -117,4 +117,5 @@ def create(server_url: str, name: str) -> str:
 def empty(url: str, tables: list[str]) -> None:
     """Remove every row of these tables."""
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f"TRUNCATE {', '.join(tables)}")
+        # Not TRUNCATE: that makes new files, which takes 20 times longer than these few rows.
+        connection.execute("; ".join(f"DELETE FROM {table}" for table in tables))
