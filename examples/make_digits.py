@@ -1,6 +1,6 @@
 """Makes networks/digits: a classifier of scikit-learn's bundled 8 x 8 images of handwritten digits.
 
-Needs scikit-learn and skl2onnx. It is trained on grey values as they arrive from a PNG: level * 255 / 16, rounded.
+Needs scikit-learn and skl2onnx. Trained on grey values as they arrive from a PNG: level * 255 / 16, rounded.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from sklearn.neural_network import MLPClassifier
 
 FOLDER = Path(__file__).parent / "networks" / "digits"
 MANIFEST = """\
-# Handwritten digits of 8 x 8 grey pixels; larger images are scaled down. See examples/README.md for the source.
+# Handwritten digits of 8 x 8 grey pixels; larger images are scaled down. Source: examples/README.md.
 name: digits
 version: "1"
 task: image-classification
@@ -36,8 +36,8 @@ def main() -> None:
     classifier = MLPClassifier((64,), max_iter=500, alpha=0.01, random_state=0)
     classifier.fit(pixels(), load_digits().target)
     # Without ZipMap: scores as one tensor; a list of maps is nothing that a batch can be cut from.
-    network = convert_sklearn(classifier, "digits", [("pixels", FloatTensorType([None, 64]))], target_opset=18,
-                              options={"zipmap": False})
+    network = convert_sklearn(classifier, "digits", [("pixels", FloatTensorType([None, 64]))],
+                              target_opset=18, options={"zipmap": False})
     FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / "model.onnx").write_bytes(network.SerializeToString())
     (FOLDER / "network.yaml").write_text(MANIFEST)

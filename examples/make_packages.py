@@ -1,4 +1,7 @@
-"""Makes the example networks that are too large for the repository: `python -m examples.make_packages` (37 MB of wheels)."""
+"""Makes the example networks that are too large for the repository, from 37 MB of wheels.
+
+    python -m examples.make_packages
+"""
 
 from examples import make_magika, make_minilm
 

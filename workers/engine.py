@@ -59,18 +59,19 @@ class EngineOutOfMemory(EngineFailed):
 DATATYPES = {
     "tensor(float)": "FP32", "tensor(double)": "FP64", "tensor(float16)": "FP16", "tensor(bool)": "BOOL",
     "tensor(string)": "BYTES",
-    **{f"tensor({sign}int{bits})": f"{sign.upper()}INT{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    **{f"tensor({name.lower()})": name
+       for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")},
 }
 # Open Inference Protocol datatypes as NumPy's.
 DTYPES: Mapping[str, type[np.generic]] = {
-    "BOOL": np.bool_, "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64, "UINT8": np.uint8,
-    "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64, "FP16": np.float16, "FP32": np.float32,
-    "FP64": np.float64, "BYTES": np.object_,
+    "BOOL": np.bool_, "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64,
+    "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64,
+    "FP16": np.float16, "FP32": np.float32, "FP64": np.float64, "BYTES": np.object_,
 }
 _OUT_OF_MEMORY = ("failed to allocate memory", "bad_alloc", "out of memory", "alloc_failed", "cuda failure 2")
 # One Add of FP32[1]: what a provider must be able to run (onnx.helper, opset 13, IR 8).
-_PROBE = bytes.fromhex("08083a340a0e0a01610a0161120162220341646412005a0f0a0161120a0a08080112040a020801620f0a0162120a0a"
-                       "08080112040a02080142040a00100d")
+_PROBE = bytes.fromhex("08083a340a0e0a01610a0161120162220341646412005a0f0a0161120a0a08080112040a0208"
+                       "01620f0a0162120a0a08080112040a02080142040a00100d")
 
 
 class OnnxEngine:
@@ -97,14 +98,14 @@ class OnnxEngine:
 def open_engine(path: Path | str, hardware: HardwareClass) -> OnnxEngine:
     """Load an ONNX file on the providers of a class, and on no other in their stead.
 
-    Raises NetworkRejected (the file can't be served, with the reason), HardwareMissing (a provider of the class didn't
-    start), EngineUnavailable (ONNX Runtime isn't installed, or there is no memory for the weights).
+    Raises NetworkRejected (the file can't be served, with the reason), HardwareMissing (a provider of the
+    class didn't start), EngineUnavailable (ONNX Runtime isn't installed, or there is no memory for the weights).
     """
     path = Path(path)
     runtime = _runtime(hardware)
     if not path.is_file():
         raise NetworkRejected(f"{path.name} is missing from the network's folder")
-    # ONNX Runtime itself refuses external data outside the file's folder, links followed (a test holds it to that).
+    # ONNX Runtime itself refuses external data outside the file's folder, links followed; a test checks that.
     session = _session(runtime, str(path), hardware)
     run_options = runtime.RunOptions()
     run_options.log_severity_level = 4
@@ -112,13 +113,16 @@ def open_engine(path: Path | str, hardware: HardwareClass) -> OnnxEngine:
 
 
 def available(hardware: HardwareClass) -> None:
-    """Start every provider of a class on a tiny graph. Raises HardwareMissing or EngineUnavailable: what is missing."""
+    """Start every provider of a class on a tiny graph.
+
+    Raises HardwareMissing or EngineUnavailable, which say what is missing and what to install.
+    """
     runtime = _runtime(hardware)
     known = runtime.get_available_providers()
     for provider in hardware.providers:
         if provider not in known:
-            raise HardwareMissing(f"hardware class {hardware.name!r} needs {provider}, which the installed ONNX Runtime "
-                                  f"does not have (it has {', '.join(known)}). {_advice(hardware)}")
+            raise HardwareMissing(f"hardware class {hardware.name!r} needs {provider}, which the installed "
+                                  f"ONNX Runtime does not have (it has {', '.join(known)}). {_advice(hardware)}")
     try:
         session = _session(runtime, _PROBE, hardware)
         session.run(None, {"a": np.zeros(1, np.float32)})
@@ -144,7 +148,7 @@ def _session(runtime: Any, source: str | bytes, hardware: HardwareClass) -> Any:
     options.intra_op_num_threads = hardware.threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # errors come as exceptions; nothing on stderr beside them
-    options.add_session_config_entry("session.set_denormal_as_zero", "1")  # denormals are 10 to 100 times slower
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")  # else 10 to 100 times slower
     if hardware.threads > 1:  # else the threads burn a core between two runs
         options.add_session_config_entry("session.force_spinning_stop", "1")
     if isinstance(source, bytes) and CPU not in hardware.providers:
@@ -161,15 +165,16 @@ def _session(runtime: Any, source: str | bytes, hardware: HardwareClass) -> Any:
     session.disable_fallback()  # a device that fails must not be replaced by the CPU while running
     missing = [name for name in hardware.providers if name not in session.get_providers()]
     if missing:
-        raise HardwareMissing(f"hardware class {hardware.name!r}: {', '.join(missing)} did not start, and there is no "
-                              f"silent fallback to {', '.join(session.get_providers())}. {_advice(hardware)}")
+        raise HardwareMissing(f"hardware class {hardware.name!r}: {', '.join(missing)} did not start, and "
+                              f"nothing else may stand in for it. {_advice(hardware)}")
     return session
 
 
 def _load_error(error: Exception, source: str | bytes, hardware: HardwareClass) -> HeadraceError:
     text = _readable(error)
     if isinstance(source, str):
-        text = text.replace(str(Path(source).parent.resolve()) + "/", "").replace(str(Path(source).parent) + "/", "")
+        for folder in (Path(source).parent.resolve(), Path(source).parent):
+            text = text.replace(f"{folder}/", "")  # where files lie on this machine is nobody's business
     if any(sign in text.lower() for sign in _OUT_OF_MEMORY):
         return EngineUnavailable(f"no memory for the weights on {hardware.name!r}: {text}")
     return NetworkRejected(f"ONNX Runtime can't load it: {text}")
@@ -183,7 +188,7 @@ def _run_error(error: Exception) -> EngineFailed:
 
 
 def _readable(error: Exception) -> str:
-    """`[ONNXRuntimeError] : 1 : FAIL : what happened` without its front, on one line of at most 500 characters."""
+    """`[ONNXRuntimeError] : 1 : FAIL : what happened` without its front, one line of up to 500 characters."""
     text = " ".join(str(error).split())
     if text.startswith("[ONNXRuntimeError]"):
         text = text.split(" : ", 3)[-1]
@@ -198,20 +203,22 @@ def _advice(hardware: HardwareClass) -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
     if len(wheels) > 1:
-        return ("Both onnxruntime and onnxruntime-gpu are installed, and overwrite each other: uninstall both, then "
-                "install one of headrace[cpu] and headrace[gpu]")
+        return ("Both onnxruntime and onnxruntime-gpu are installed, and overwrite each other: uninstall "
+                "both, then install one of headrace[cpu] and headrace[gpu]")
     if hardware.providers == (CPU,):
         return "Install headrace[cpu]"
     if "onnxruntime-gpu" in wheels:
-        return "Check the NVIDIA driver (nvidia-smi) and the CUDA libraries: headrace[gpu] brings CUDA 13 and cuDNN 9"
+        return ("Check the NVIDIA driver (nvidia-smi) and the CUDA libraries: headrace[gpu] brings CUDA 13 "
+                "and cuDNN 9")
     return "Uninstall onnxruntime, then install headrace[gpu], on a machine with an NVIDIA driver"
 
 
 def _spec(tensor: Any, side: str) -> TensorSpec:
     datatype = DATATYPES.get(tensor.type)
     if datatype is None:
-        fix = ("export it without ZipMap (skl2onnx: options={'zipmap': False})" if tensor.type.startswith("seq(map")
-               else f"use tensors of {', '.join(sorted(set(DATATYPES.values())))}")
+        fix = f"use tensors of {', '.join(sorted(DTYPES))}"
+        if tensor.type.startswith("seq(map"):
+            fix = "export it without ZipMap (skl2onnx: options={'zipmap': False})"
         raise NetworkRejected(f"{side} {tensor.name!r} is a {tensor.type}, which is not served: {fix}")
     shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in tensor.shape)
     free = bool(shape) and shape[0] == -1

@@ -19,9 +19,9 @@ def _never(_feeds: Mapping[str, np.ndarray]) -> bool:
 class NullEngine:
     """The Engine protocol without ONNX Runtime. An output with an input's name echoes it, others are zeros.
 
-    `delay_s` is how long a run takes. Each test is asked with the feeds: `fails` raises EngineFailed, `exhausts`
-    EngineOutOfMemory, `kills` ends the process with SIGKILL, as a driver's crash would. `stalls` holds every run
-    until it is set.
+    `delay_s` is how long a run takes. Each test is asked with the feeds: `fails` raises EngineFailed,
+    `exhausts` EngineOutOfMemory, `kills` ends the process with SIGKILL, as a driver's crash would. `stalls`
+    holds every run until it is set.
     """
 
     def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], *, delay_s: float = 0.0,

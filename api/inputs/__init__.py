@@ -20,8 +20,8 @@ _MAKERS: Mapping[str, Callable[[Mapping[str, Any]], Checker]] = {
 
 
 def checker(manifest: Mapping[str, Any], signature: Mapping[str, Any]) -> Checker:
-    """A function of the raw JSON of one `input`, which returns its work: elements, characters / 4, pixels, bytes.
+    """A function of the raw JSON of one `input`, to its work: elements, characters / 4, pixels or bytes.
 
-    It raises InputInvalid with all faults; their pointers start with `/input`. Make it once a network version.
+    It raises InputInvalid with all faults; their pointers start with `/input`. Make it once a version.
     """
     return _MAKERS[manifest["task"]](signature)

@@ -47,7 +47,7 @@ class Collector:
         """Raise what was found, if anything."""
         if self.faults:
             if self._more:
-                self.faults.append(Fault(POINTER, "more", f"{self._more} or more further faults are not listed"))
+                self.faults.append(Fault(POINTER, "more", f"{self._more} or more others are not listed"))
             raise invalid(*self.faults)
 
 

@@ -34,7 +34,7 @@ def size(content: bytes) -> tuple[int, int]:
     if not width or not height:
         raise PictureInvalid("dimensions", f"has {width} x {height} pixels: both must be above 0")
     if width * height > MAX_PIXELS:
-        raise PictureInvalid("dimensions", f"has {width} x {height} pixels, more than {MAX_PIXELS}: scale it down")
+        raise PictureInvalid("dimensions", f"has {width} x {height} pixels, over {MAX_PIXELS}: scale it down")
     return width, height
 
 

@@ -14,25 +14,44 @@ _FIELDS = ("name", "shape", "datatype", "data")
 
 def checker(signature: Mapping[str, Any]) -> Callable[[bytes], float]:
     inputs: list[signatures.TensorShape] = signature["inputs"]
-    decode = msgspec.json.Decoder(signatures.tensor_body(inputs)).decode
     fixed = inputs[0]["shape"][1:]
-    # The usual input by far: one item of a network with one input.
+    # The usual network by far: one input [n, …] of fixed rows. The typed decode lacks UINT64's upper bound.
     usual = (len(inputs) == 1 and signature["item_axis"] and inputs[0]["datatype"] != "UINT64"
              and all(side > 0 for side in fixed))
+    if not usual:
+        return lambda body: _explain(faults.parse(body), inputs, batched=signature["item_axis"])
+    decode = msgspec.json.Decoder(signatures.tensor_body(inputs)).decode
+    nested = None
+    if len(fixed) == 1:
+        nested = msgspec.json.Decoder(signatures.tensor_body(inputs, nested=True)).decode
     one, many = [1, *fixed], prod(fixed)
     work = float(many)
 
     def check(body: bytes) -> float:
-        if usual:
-            try:
-                (tensor,) = decode(body).inputs
-                if tensor.shape == one and len(tensor.data) == many:
-                    return work
-            except (msgspec.DecodeError, RecursionError, ValueError):
-                pass
-        return _explain(faults.parse(body), inputs, batched=signature["item_axis"])
+        try:
+            (tensor,) = decode(body).inputs
+            if tensor.shape == one and len(tensor.data) == many:
+                return work
+            if tensor.shape[1:] == fixed and 0 < tensor.shape[0] * many == len(tensor.data):
+                return float(len(tensor.data))
+        except (msgspec.DecodeError, RecursionError, ValueError):
+            work_nested = _nested(nested, body, fixed) if nested is not None else None
+            if work_nested is not None:
+                return work_nested
+        return _explain(faults.parse(body), inputs, batched=True)
 
     return check
+
+
+def _nested(decode: Callable[[bytes], Any], body: bytes, fixed: list[int]) -> float | None:
+    """The work of one matrix given as a list of rows; None where it isn't one that fits."""
+    try:
+        (tensor,) = decode(body).inputs
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return None
+    rows = tensor.data
+    fits = tensor.shape == [len(rows), *fixed] and rows and all(len(row) == fixed[0] for row in rows)
+    return float(len(rows) * fixed[0]) if fits else None
 
 
 def _explain(value: Any, inputs: Sequence[signatures.TensorShape], *, batched: bool) -> float:

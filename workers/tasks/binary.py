@@ -69,8 +69,8 @@ class BinaryKind:
         options = manifest["bytes"]
         features = options["head"] + options["tail"]
         inputs = engine.inputs
-        wanted = (f"it must take one [n, {features}] tensor (head + tail of the manifest's `bytes:`) of INT32, "
-                  "INT64 or FP32, and give one [n, k] score tensor")
+        wanted = (f"it must take one [n, {features}] tensor (head + tail of the manifest's `bytes:`) of "
+                  "INT32, INT64 or FP32, and give one [n, k] score tensor")
         if (len(inputs) != 1 or len(inputs[0].shape) != 2 or inputs[0].shape[1] not in (-1, features)
                 or inputs[0].datatype not in ("INT32", "INT64", "FP32")):
             raise inspection.rejected(self.name, engine, wanted)

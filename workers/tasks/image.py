@@ -23,7 +23,8 @@ MAX_PIXELS = 1 << 26  # more is a decompression bomb
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _DATATYPES = ("FP32", "FP16", "UINT8")
 _WANTED = ("an image network takes one FP32, FP16 or UINT8 tensor [n, channels, height, width], "
-           "[n, height, width, channels] or [n, pixels], with 1 or 3 channels, and gives one [n, k] score tensor")
+           "[n, height, width, channels] or [n, pixels], with 1 or 3 channels, and gives one [n, k] score "
+           "tensor")
 
 
 class _Frame:
@@ -92,7 +93,7 @@ class ImageTask(Scores):
                 warnings.simplefilter("ignore")  # our own limit is lower than the one that Pillow warns at
                 pixels = image.width * image.height
                 if pixels > MAX_PIXELS:
-                    return ItemFault("input_invalid", f"the image has {pixels} pixels, more than {MAX_PIXELS}")
+                    return ItemFault("input_invalid", f"the image has over {MAX_PIXELS} pixels")
                 upright = ImageOps.exif_transpose(image)
                 return self._item(self._frame.array(upright, self._dtype), pixels)
         except (msgspec.DecodeError, RecursionError, ValueError) as error:
@@ -135,7 +136,7 @@ class ImageKind:
             raise inspection.rejected(self.name, engine, _WANTED)
         frame = _Frame(manifest, shape)
         if len(frame.size) != 2 or any(side < 1 for side in frame.size):
-            raise NetworkRejected("the file leaves the image's size open: give `image: {size: [height, width]}`")
+            raise NetworkRejected("the file leaves the size open: give `image: {size: [height, width]}`")
         if options["size"] and tuple(options["size"]) != frame.size:
             raise NetworkRejected(f"image.size {options['size']} is not the network's {list(frame.size)}")
         if frame.channels not in (1, 3) or (len(shape) == 2 and 0 < shape[1] != frame.shape[0]):

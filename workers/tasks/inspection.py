@@ -65,7 +65,7 @@ def is_scores(spec: TensorSpec) -> bool:
 
 
 def labels(manifest: Mapping[str, Any], folder: Path, classes: int) -> list[str]:
-    """The name of each class: the manifest's list or file, else its index. `classes` -1: as many as are named."""
+    """The name of each class: by the manifest's list or file, else its index. `classes` -1: all named."""
     given = manifest.get("labels")
     if given is None:
         return [str(at) for at in range(max(classes, 0))]
@@ -76,8 +76,8 @@ def labels(manifest: Mapping[str, Any], folder: Path, classes: int) -> list[str]
             raise NetworkRejected(f"the labels file {given} can't be read: {error}") from error
         given = [line.strip() for line in text.splitlines() if line.strip()]
     if classes >= 0 and len(given) != classes:
-        raise NetworkRejected(f"the network has {classes} classes, but {len(given)} labels are given: each class "
-                              "needs one, in the order of the network's output")
+        raise NetworkRejected(f"the network has {classes} classes, but {len(given)} labels are given: each "
+                              "class needs one, in the order of the network's output")
     if len(set(given)) != len(given) or not 0 < len(given) <= MAX_CLASSES or "\0" in "".join(given):
         raise NetworkRejected(f"labels must be 1 to {MAX_CLASSES} different names without \\u0000")
     return [str(name) for name in given]
@@ -87,7 +87,7 @@ def rehearse(found: Signature, engine: Engine, make: Callable[[Signature], Task]
              strict: bool = True) -> Signature:
     """Run three made-up items, else one; the signature, with `item_axis` false where three don't go together.
 
-    `strict`: that not even one runs is a reason to reject. Else the file's names for the first dimension decide.
+    `strict`: that not even one runs is a reason to reject. Else the file's names of first dimensions decide.
     """
     failure: Exception | None = None
     for count in (3, 1) if found["item_axis"] else (1,):

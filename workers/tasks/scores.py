@@ -22,7 +22,8 @@ class Scores:
         self._names = signature["labels"] or []
         self._field = field
         self._nulls = bool(manifest.get("allow_null"))
-        self.outputs: tuple[str, ...] = (result["output"],) if result["label"] is None else (result["output"], result["label"])
+        own = () if result["label"] is None else (result["label"],)
+        self.outputs: tuple[str, ...] = (result["output"], *own)
 
     def split(self, outputs: Sequence[np.ndarray], items: Sequence[Item]) -> list[bytes | ItemFault]:
         scores = outputs[0]

@@ -18,8 +18,8 @@ from workers.tasks import floats, inspection
 from workers.tasks.base import Item, ItemFault, Task
 from workers.tasks.scores import NOT_FINITE, Scores
 
-_WANTED = ("a tabular network takes one [n, f] tensor or one [n, 1] tensor a column, and gives one [n, k] score "
-           "tensor, one [n] or [n, 1] value tensor, or skl2onnx's pair of labels and probabilities")
+_WANTED = ("a tabular network takes one [n, f] tensor or one [n, 1] tensor a column, and gives one [n, k] "
+           "score tensor, one [n] or [n, 1] value tensor, or skl2onnx's pair of labels and probabilities")
 
 
 class _Value:
@@ -134,8 +134,8 @@ def _columns(manifest: Mapping[str, Any], engine: Engine) -> list[str]:
     if len(inputs) > 1 and all(len(spec.shape) == 2 and spec.shape[1] == 1 for spec in inputs):
         names = [spec.name for spec in inputs]
         if given and list(given) != names:
-            raise NetworkRejected(f"`columns:` must be the names of its inputs, in order: {', '.join(names)}; "
-                                  "or leave it out")
+            raise NetworkRejected("leave `columns:` out, or give the names of the inputs, in order: "
+                                  + ", ".join(names))
         return names
     raise inspection.rejected("tabular", engine, _WANTED)
 
@@ -148,7 +148,8 @@ def _result(manifest: Mapping[str, Any], engine: Engine) -> Result:
     name = manifest.get("output")
     for kind, fits in wanted:
         if any(fits(spec) for spec in engine.outputs if name in (None, spec.name)):
-            return Result(kind=kind, output=inspection.output(manifest, engine, fits, _WANTED).name, label=None)
+            found = inspection.output(manifest, engine, fits, _WANTED)
+            return Result(kind=kind, output=found.name, label=None)
     raise inspection.rejected("tabular", engine, _WANTED if name is None else
                               f"the output {name!r} is missing or no score or value tensor")
 
@@ -205,5 +206,5 @@ def _refuse_shifted_labels(signature: Signature, engine: Engine, task: Task) -> 
     shift = np.unique(label.reshape(-1) - scores.argmax(axis=1))
     if len(shift) == 1 and shift[0]:
         raise NetworkRejected(
-            f"its labels are class numbers that differ from the index of the highest score by {shift[0]}: number "
-            "the classes from 0 (scikit-learn's LabelEncoder), and give their names with `labels:`")
+            f"its labels are class numbers that differ from the index of the highest score by {shift[0]}: "
+            "number the classes from 0 (scikit-learn's LabelEncoder), and give their names with `labels:`")

@@ -1,4 +1,4 @@
-"""`tensor`: Open Inference Protocol in and out. The first dimension counts items where every tensor's is free.
+"""`tensor`: Open Inference Protocol in and out. Where every first dimension is free, it counts items.
 
 An input of shape [k, …] is one item of k rows; a batch is the rows of its items, one after another.
 """
@@ -70,7 +70,8 @@ class TensorTask:
             for name, values in zip(self.outputs, outputs, strict=True):
                 if values.shape[:1] != (sum(counts),):
                     raise ValueError(f"output {name!r} is {list(values.shape)} for {sum(counts)} rows")
-        parts = [_rendered(tensor, values, counts) for tensor, values in zip(self._outputs, outputs, strict=True)]
+        parts = [_rendered(tensor, values, counts)
+                 for tensor, values in zip(self._outputs, outputs, strict=True)]
         out: list[bytes | ItemFault] = [b'{"outputs":[' + b",".join(part) + b"]}"
                                         for part in zip(*parts, strict=True)]
         if not self._nulls:
@@ -83,7 +84,8 @@ class TensorTask:
         row = sum(prod(abs(side) for side in self._shape(tensor, 1)) for tensor in self._inputs)
         rows = max(1, round(size / max(row, 1))) if self._batched else 1
         shapes = [(tensor["datatype"], self._shape(tensor, rows)) for tensor in self._inputs]
-        return [self._item([_made_up(datatype, shape, rng) for datatype, shape in shapes]) for _ in range(count)]
+        return [self._item([_made_up(datatype, shape, rng) for datatype, shape in shapes])
+                for _ in range(count)]
 
     def _shape(self, tensor: TensorShape, rows: int) -> list[int]:
         return [rows if at == 0 and self._batched else abs(side) for at, side in enumerate(tensor["shape"])]
@@ -100,6 +102,8 @@ class RowsTask(TensorTask):
         self._elements = prod(self._sides)
         self._row_bytes = self._elements * self._dtype.itemsize
         self._body = msgspec.json.Decoder(tensor_body(self._inputs)).decode
+        self._nested = (msgspec.json.Decoder(tensor_body(self._inputs, nested=True)).decode
+                        if len(self._sides) == 1 else None)
         self._one = [1, *self._sides]
         self._code = str(DATATYPES[tensor["datatype"]].code)
         self._pack = struct.Struct(f"={self._elements}{self._code}").pack
@@ -119,9 +123,22 @@ class RowsTask(TensorTask):
                     out.append(Item(packed, float(len(tensor.data))))
                     continue
             except _FAULTS:
-                pass  # nested data, or a fault: the general way tells
-            out.append(self._decode(body))
+                pass  # nested data, or a fault: the slower ways tell
+            out.append(self._matrix(body) or self._decode(body))
         return out
+
+    def _matrix(self, body: bytes) -> Item | None:
+        """Data given as a list of rows."""
+        if self._nested is None:
+            return None
+        try:
+            (tensor,) = self._nested(body).inputs
+            if tensor.shape == [len(tensor.data), *self._sides] and tensor.data:
+                packed = [self._pack(*row) for row in tensor.data]
+                return Item(b"".join(packed), self._work * len(packed))
+        except _FAULTS:
+            pass
+        return None
 
     def _item(self, arrays: list[np.ndarray]) -> Item:
         return Item(arrays[0].tobytes(), float(arrays[0].size))
@@ -159,7 +176,7 @@ def _array(given: Mapping[str, Any], wanted: TensorShape) -> np.ndarray:
 
 
 def _rendered(tensor: TensorShape, values: np.ndarray, counts: Sequence[int] | None) -> list[bytes]:
-    """The JSON object of this output for each item; `counts`: rows of each item, None for one item with all."""
+    """The JSON object of this output for each item; `counts`: rows of each item, None: one item has all."""
     start = b'{"name":' + floats.encode(tensor["name"]) + b',"shape":'
     middle = b',"datatype":"' + tensor["datatype"].encode() + b'","data":['
     if counts is not None and values.dtype != np.object_ and all(count == 1 for count in counts):

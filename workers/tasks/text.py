@@ -96,8 +96,8 @@ class TextKind:
         self.name = name
 
     def inspect(self, manifest: Mapping[str, Any], engine: Engine, folder: Path) -> Signature:
-        wanted = ("it must take input_ids and may take attention_mask and token_type_ids, each INT64 or INT32 "
-                  "[n, length], and give ")
+        wanted = ("it must take input_ids and may take attention_mask and token_type_ids, each INT64 or "
+                  "INT32 [n, length], and give ")
         names = {spec.name for spec in engine.inputs}
         if _IDS not in names or names - {_IDS, _MASK, _TYPES} or any(
                 spec.datatype not in inspection.WHOLE or len(spec.shape) != 2 for spec in engine.inputs):
@@ -117,7 +117,8 @@ class TextKind:
             return inspection.signature(
                 manifest, engine, result=Result(kind="embedding", output=found.name, label=None))
         found = inspection.output(manifest, engine, inspection.is_scores, wanted + "an [n, k] score tensor")
-        return inspection.signature(manifest, engine, labels=inspection.labels(manifest, folder, found.shape[1]),
+        labels = inspection.labels(manifest, folder, found.shape[1])
+        return inspection.signature(manifest, engine, labels=labels,
                                     result=Result(kind="scores", output=found.name, label=None))
 
     def make(self, manifest: Mapping[str, Any], signature: Mapping[str, Any], folder: Path) -> Task:
