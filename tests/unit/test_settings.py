@@ -56,7 +56,7 @@ def test_an_operators_hardware_class_stands_beside_the_built_in_ones(tmp_path: P
 def test_a_wrong_class_file_is_named_with_what_a_class_needs(tmp_path: Path, text: str) -> None:
     path = tmp_path / "classes.toml"
     path.write_text(text)
-    with pytest.raises(SettingsInvalid, match="classes.toml"):
+    with pytest.raises(SettingsInvalid, match=r"classes\.toml"):
         settings.load({"HEADRACE_HARDWARE": str(path)}).classes()
 
 
