@@ -8,10 +8,11 @@ differ from one attempt to the next. A delivery whose subject is an endpoint is 
 tried once.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from models import endpoint, ids, tenant
+from models import endpoint, ids, rendering, tenant
 from models.database import SQLITE, Statement, Transaction
 from models.event import deliveries, delivery_attempts, events
 
@@ -39,6 +40,13 @@ class Addressee:
     url: str
     origin: str
     endpoint_id: str | None = None
+
+
+def body_of(event: Event, data: bytes) -> bytes:
+    """The exact bytes that are sent, valid as a Standard Webhook and as an OpenAI event. `data`: JSON."""
+    head = {"id": event.id, "object": "event", "type": event.type, "created_at": event.created_at // 1000,
+            "timestamp": rendering.rfc3339(event.created_at)}
+    return json.dumps(head)[:-1].encode() + b', "data": ' + data + b"}"
 
 
 _UNFANNED = Statement("SELECT id, tenant, type, subject, created_at FROM events WHERE fanned_at IS NULL "

@@ -135,8 +135,8 @@ class Delivery:
             delay_s = schedule[made] * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 (jitter)
             delay_s = max(delay_s, answer.retry_after_s or 0.0)
         if answer.error is not None:
-            log.info("delivery_failed", delivery=due.id, event_id=due.event_id, attempt=made, error=answer.error,
-                     next_s=None if delay_s is None else round(delay_s, 1))
+            log.info("delivery_failed", delivery=due.id, event_id=due.event_id, attempt=made,
+                     error=answer.error, next_s=None if delay_s is None else round(delay_s, 1))
         return Attempt(due, answer.status, answer.error, answer.latency_ms, answer.response, delay_s)
 
     def _finish(self, pool: ThreadPoolExecutor) -> None:

@@ -52,10 +52,4 @@ def body_of(event: Event, job: Job | None) -> bytes:
         if job.state != state:  # retried since: the event still tells of what happened then
             job = replace(job, state=state, finished_at=event.created_at)
         data = rendering.job_json(job, job.output)
-    return envelope(event, data)
-
-
-def envelope(event: Event, data: bytes) -> bytes:
-    head = {"id": event.id, "object": "event", "type": event.type, "created_at": event.created_at // 1000,
-            "timestamp": rendering.rfc3339(event.created_at)}
-    return json.dumps(head)[:-1].encode() + b', "data": ' + data + b"}"
+    return delivery.body_of(event, data)

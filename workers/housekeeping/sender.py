@@ -181,7 +181,7 @@ class Sender:
         if time.monotonic() - began >= self._total_s - 0.001:
             return f"timeout: no answer within {self._total_s:g} s"
         if isinstance(error, NewConnectionError):  # before its parent, the time-out
-            return f"connect: {error}"
+            return f"connect: {error.__cause__ or error}"
         if isinstance(error, ConnectTimeoutError):
             return f"timeout: no connection within {self._connect_s:g} s"
         if isinstance(error, ssl.SSLError):
