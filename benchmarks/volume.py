@@ -60,7 +60,7 @@ def serving(folder: Path) -> Iterator[str]:
             time.sleep(0.1)
         yield server.url
     finally:
-        process.terminate()
+        process.send_signal(postgres.FAST_STOP)  # does not wait for connections
         process.wait()
 
 
@@ -98,11 +98,11 @@ class Probes:
             tx, life, kind=incarnation.API, host="benchmark", pid=0))
         new = [job.NewJob(ids.new(ids.JOB), "default", "mlp@1", PROBE, 30.0, b'{"inputs": []}')
                for _ in range(BATCH)]
-        names = [each.id for each in new]
-        yield "accept", self._timed(lambda tx: job.accept(tx, new))
+        names, now = [each.id for each in new], self._database.now()
+        yield "accept", self._timed(lambda tx: job.accept(tx, new, now))
         # The stack's own feeder may have marked them meanwhile; the pick is timed, not a race with it.
         self._database.write(lambda tx: feed.clear_marks(tx, PROBE))
-        yield "pick", self._timed(lambda tx: _expect(feed.pick(tx, PROBE, 5, limit=BATCH)))
+        yield "pick", self._timed(lambda tx: _expect(feed.pick(tx, PROBE, limit=BATCH)))
         yield "claim", self._timed(lambda tx: _expect(claim.claim(
             tx, names, incarnation=life, hardware=PROBE, begun=True)))
         yield "poll", self._timed(lambda tx: job.get(tx, "default", names[0]))
