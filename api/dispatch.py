@@ -40,13 +40,16 @@ class Headers(Mapping[str, str]):
         self._environ = environ
 
     def __getitem__(self, name: str) -> str:
-        value: str = self._environ[_key(name)]
-        if not value:
+        value: str | None = self.get(name)
+        if value is None:
             raise KeyError(name)
         return value
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self._environ.get(_key(name)) or default
+        # The server hands over a header that isn't ASCII as an empty one: it is there, and must not be ignored.
+        key = _key(name)
+        value = self._environ.get(key)
+        return default if value is None or (not value and key in _UNPREFIXED) else value
 
     def __iter__(self) -> Iterator[str]:
         for key in self._environ:

@@ -15,6 +15,7 @@ from api.http import JSON, PROBLEM, Route
 
 VERSION = "3.1.0"
 _REF = "#/components/schemas/{name}"
+_CREATED = {"201", "202"}
 _WITHOUT_CONTENT = frozenset({204, 304})
 _TEXTS = {
     200: "Done.", 201: "Created.", 202: "Accepted.", 204: "Done; there is nothing to say.",
@@ -47,7 +48,7 @@ _HEADERS_BY_STATUS = {201: ("Location",), 202: ("Location", "Retry-After"), 401:
 _IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key", "in": "header", "required": False,
     "description": "The same key within 24 h answers with the first reply instead of doing it again.",
-    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
 }
 
 
@@ -56,7 +57,10 @@ def document(routes: Sequence[Route], *, keyless: bool) -> dict[str, Any]:
     schemas = _Schemas(routes)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas, keyless=keyless)
+        operation = _operation(route, schemas, keyless=keyless)
+        paths.setdefault(route.path, {})[route.method.lower()] = operation
+        for status in _CREATED & operation["responses"].keys():
+            operation["responses"][status]["links"] = _links(route, routes)
     used = {route.tag for route in routes}
     return {
         "openapi": VERSION,
@@ -110,9 +114,8 @@ class _Schemas:
 
 
 def _operation(route: Route, schemas: _Schemas, *, keyless: bool) -> dict[str, Any]:
-    name = getattr(route.view, "__name__", "view")
     operation: dict[str, Any] = {
-        "operationId": f"{route.tag}_{name}", "tags": [route.tag], "summary": route.summary,
+        "operationId": _operation_id(route), "tags": [route.tag], "summary": route.summary,
         "description": inspect.getdoc(route.view) or route.summary,
         "parameters": _parameters(route),
         "responses": {str(status): _response(status, route, schemas) for status in sorted(statuses(route))},
@@ -122,15 +125,24 @@ def _operation(route: Route, schemas: _Schemas, *, keyless: bool) -> dict[str, A
         operation["security"] = [{"bearer": []}, {}] if keyless else [{"bearer": []}]
         operation["description"] += f"\n\nScope: `{route.scope}`."
     if route.upload:
-        operation["requestBody"] = {"required": True, "content": {uploads.MEDIA_TYPE: {"schema": _form(route)}}}
+        content = {uploads.MEDIA_TYPE: {"schema": dict(route.form or {"type": "object"})}}
+        operation["requestBody"] = {"required": True, "content": content}
     elif route.body is not None:
         content = {JSON: {"schema": schemas.of(route.body)}}
         operation["requestBody"] = {"required": True, "content": content}
     return operation
 
 
-def _form(route: Route) -> dict[str, Any]:
-    return dict(route.form) if route.form else {"type": "object"}
+def _operation_id(route: Route) -> str:
+    return f"{route.tag}_{getattr(route.view, '__name__', 'view')}"
+
+
+def _links(created: Route, routes: Sequence[Route]) -> dict[str, Any]:
+    """What can be asked about the object that a POST to its collection made."""
+    about = {_operation_id(route): route.params[0] for route in routes
+             if len(route.params) == 1 and route.path.startswith(created.path + "/{")}
+    return {name: {"operationId": name, "parameters": {parameter: "$response.body#/id"}}
+            for name, parameter in about.items()}
 
 
 def _parameters(route: Route) -> list[dict[str, Any]]:

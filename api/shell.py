@@ -55,13 +55,19 @@ def _refuse(error: HTTPException) -> flask.Response:
     request = dispatch.request_of(environ, environ["REQUEST_METHOD"], {})
     headers = {"X-Request-Id": request.id}
     if isinstance(error, MethodNotAllowed):
-        allowed = ", ".join(sorted({*(error.valid_methods or ()), "OPTIONS"}))
+        allowed = ", ".join(sorted(_methods(request.path) or {*(error.valid_methods or ()), "OPTIONS"}))
         headers["Allow"] = allowed
         if request.method == "OPTIONS":
             return response(Reply(204, headers=headers))
     reply = dispatch.refusal(_domain_error(error, request.method, request.path, headers.get("Allow")), request)
     reply.headers |= headers
     return response(reply)
+
+
+def _methods(path: str) -> set[str]:
+    """The methods of a path that is a route's own: to Flask, `/v1/jobs/batch` also is a `/v1/jobs/{id}`."""
+    own = {route.method for route in routes.routes() if route.path == path}
+    return own | {"OPTIONS"} | ({"HEAD"} if "GET" in own else set()) if own else own
 
 
 def _domain_error(error: HTTPException, method: str, path: str, allowed: str | None) -> faults.HeadraceError:

@@ -32,8 +32,13 @@ _WAIT = ({"type": "number", "minimum": 0, "default": 0},
          "Seconds to wait for the end of the job; more than 30 is taken as 30")
 
 
+_PREFER = ({"type": "string"}, "`wait=N`: answer when the job has ended, or after N seconds (at most 30)")
+_IF_NONE_MATCH = ({"type": "string"}, "An `ETag` seen before: 304 if the job is still that")
+
+
 @table.route("POST", "/v1/jobs", scope="jobs:write", summary="Submit a job", body=bodies.JobBody,
-             replies={202: job_shapes.Job, 200: job_shapes.Job}, idempotent=True)
+             replies={202: job_shapes.Job, 200: job_shapes.Job, 404: None, 409: None, 429: None},
+             headers={"Prefer": _PREFER}, idempotent=True)
 def submit(service: "Service", request: Request, principal: Principal) -> Reply:
     """Store one job and answer 202; with `Prefer: wait=N` answer 200 if it ends in that time."""
     bodies.check_text(request.body)
@@ -117,7 +122,8 @@ def _refused(error: HeadraceError, index: int) -> bytes:
 
 
 @table.route("GET", "/v1/jobs/{id}", scope="jobs:read", summary="Get a job, or wait for its end",
-             replies={200: job_shapes.Job, 304: None}, query={"wait": _WAIT})
+             replies={200: job_shapes.Job, 304: None}, query={"wait": _WAIT},
+             headers={"Prefer": _PREFER, "If-None-Match": _IF_NONE_MATCH})
 def get(service: "Service", request: Request, principal: Principal) -> Reply:
     """The job as it is; with `wait`, as it is when it has ended or the time is up."""
     job_id = _id_of(request)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from api import network_upload, shapes
+from api import idempotency, network_upload, shapes
 from api.http import Principal, Reply, Request, Table
 from models import network, rendering
 from models.database import Statement, Transaction
@@ -28,30 +28,32 @@ _RATES = Statement("SELECT network, hardware, overhead_s, per_work_s, batch_work
 
 @table.route("POST", "/v1/models", scope="models:write", upload=True,
              summary="Upload a network: `manifest` (network.yaml), then each file under its relative path",
-             replies={201: shapes.Network, 200: shapes.Network, 409: None}, form=_FORM)
-def add(service: "Service", request: Request, _principal: Principal) -> Reply:
+             replies={201: shapes.Network, 200: shapes.Network, 409: None}, form=_FORM, idempotent=True)
+def add(service: "Service", request: Request, principal: Principal) -> Reply:
     """201 with the new version, in state `checking`; 200 if the same content is there already."""
     settings = service.settings
     upload = network_upload.receive(request, service.blobs, max_bytes=settings.max_upload_bytes,
                                     max_wasted_bytes=settings.max_body_bytes)
     name, version = upload.manifest["name"], upload.manifest["version"]
 
-    def store(tx: Transaction) -> tuple[bool, Network]:
+    def store(tx: Transaction) -> Reply:
         added = network.add(tx, name=name, version=version, task=upload.manifest["task"],
                             digest=upload.digest, manifest=upload.manifest, files=upload.files)
         found = _versioned(tx, name, version)
-        if not added and found.digest == upload.digest and found.withdrawn_at is not None:
+        if found.digest != upload.digest:
+            raise ModelExists(f"{found.reference} exists with other content and is {_state_of(found)}: "
+                              "give this one another version")
+        if not added and _retiring(found):
             network.reinstate(tx, name, version)
             found = _versioned(tx, name, version)
-        return added, found
+        return shapes.reply(_shape(found, ()), 201 if added else 200,
+                            {"Location": f"/v1/models/{found.reference}"})
 
-    added, found = service.database.write(store)
+    # What was sent, not how the form was cut: its boundary differs each time.
+    fingerprint = idempotency.fingerprint_of(request, upload.digest.encode())
+    reply = idempotency.once(service.database, request, principal, store, fingerprint=fingerprint)
     service.directory.refresh()
-    if found.digest != upload.digest:
-        raise ModelExists(f"{found.reference} exists with other content and is {found.state}: "
-                          "give this one another version")
-    location = f"/v1/models/{found.reference}"
-    return shapes.reply(_shape(found, ()), 201 if added else 200, {"Location": location})
+    return reply
 
 
 @table.route("GET", "/v1/models", scope="models:read", summary="List every network and version",

@@ -243,3 +243,16 @@ def test_what_is_no_form_is_refused(client: FlaskClient, body: bytes, content_ty
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 def test_a_nul_in_a_name_is_not_found_on_either_database(client: FlaskClient, method: str) -> None:
     assert client.open("/v1/models/mill@%00", method=method).status_code == 404
+
+
+def test_an_idempotency_key_replays_an_upload_and_refuses_another_under_it(client: FlaskClient) -> None:
+    def send(content: bytes) -> TestResponse:
+        return client.post("/v1/models", headers={"Idempotency-Key": "k1"}, data={
+            "manifest": MANIFEST.format(name="mill", version="1"), "model.onnx": (io.BytesIO(content), "model.onnx")})
+
+    first, again, other = send(b"onnx"), send(b"onnx"), send(b"other")
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert again.data == first.data
+    assert again.headers["Idempotent-Replayed"] == "true"
+    assert again.headers["Location"] == first.headers["Location"]
+    assert (other.status_code, other.get_json()["code"]) == (422, "idempotency_mismatch")
