@@ -1,0 +1,1 @@
+"""`headrace`, the command line: the only place that sees both sides."""

@@ -1,22 +1,18 @@
 """The embedded broker: a Valkey (or Redis) child on a unix socket, nothing on disk: tickets are hints."""
 
-import hashlib
 import importlib.util
 import os
 import platform
-import re
 import shutil
 import socket
 import stat
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from models import settings
 from models.errors import HardwareMissing, SettingsInvalid
 
-MAX_SOCKET_PATH = 100  # the kernel's limit is 104 to 108 bytes
 PING_S = 1.0
-_PLAIN = re.compile(r"[\w./-]+\Z", re.ASCII)  # what needs no escaping in a URL, however it is read
 _MACHINES = {"amd64": "x86_64", "aarch64": "arm64" if platform.system() == "Darwin" else "aarch64"}
 
 
@@ -39,29 +35,15 @@ def binary() -> Path:
         "set HEADRACE_BROKER_URL to a running one")
 
 
-def short_folder(data_dir: Path) -> Path:
-    """Where sockets of a data folder go: the folder itself, or one of ours with a shorter, plainer name."""
-    folder = data_dir.resolve()
-    longest = len(os.fsencode(folder)) + len("/postgres.sock/.s.PGSQL.5432")
-    if longest <= MAX_SOCKET_PATH and _PLAIN.match(str(folder)):
-        return folder
-    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
-    return Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}-{digest}"
-
-
 def make_folder(data_dir: Path) -> Path:
     """The folder for the sockets, made. Raises SettingsInvalid where somebody else made it before us."""
-    folder = short_folder(data_dir)
+    folder = settings.socket_folder(data_dir)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = folder.lstat()
     if folder != data_dir.resolve() and (not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid()):
         raise SettingsInvalid(f"{folder} belongs to somebody else: remove it, or choose a data folder with a "
                               "shorter path")
     return folder
-
-
-def socket_path(data_dir: Path) -> Path:
-    return short_folder(data_dir) / "broker.sock"
 
 
 def url(path: Path) -> str:

@@ -1,6 +1,9 @@
 """One frozen object, read once from the environment and flags; all faults are reported together."""
 
+import hashlib
 import os
+import re
+import tempfile
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -12,6 +15,8 @@ from models.errors import Fault, SettingsInvalid
 
 PREFIX = "HEADRACE_"
 MIB = 1 << 20
+MAX_SOCKET_PATH = 100  # the kernel's limit is 104 to 108 bytes
+_PLAIN = re.compile(r"[\w./-]+\Z", re.ASCII)  # what needs no escaping in a URL, however it is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ class Settings:
 
     @property
     def broker(self) -> str:
-        return self.broker_url or f"redis+socket://{self.data_dir.resolve()}/broker.sock"
+        return self.broker_url or f"redis+socket://{socket_folder(self.data_dir)}/broker.sock"
 
     @property
     def blobs(self) -> Path:
@@ -93,9 +98,20 @@ class Settings:
         return out
 
 
+def socket_folder(data_dir: Path) -> Path:
+    """Where unix sockets of a data folder go: the folder itself, or one with a shorter, plainer name."""
+    folder = data_dir.resolve()
+    longest = len(os.fsencode(folder)) + len("/postgres.sock/.s.PGSQL.5432")
+    if longest <= MAX_SOCKET_PATH and _PLAIN.match(str(folder)):
+        return folder
+    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
+    return Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}-{digest}"
+
+
 def redis_url(broker: str) -> str:
     """The broker's URL as redis-py spells it (kombu says `redis+socket://`, redis-py `unix://`)."""
-    return "unix://" + broker.removeprefix("redis+socket://") if broker.startswith("redis+socket://") else broker
+    kombu = "redis+socket://"
+    return "unix://" + broker.removeprefix(kombu) if broker.startswith(kombu) else broker
 
 
 def mask_url(url: str) -> str:
@@ -117,7 +133,7 @@ def _read_classes(path: Path) -> dict[str, HardwareClass]:
         known = {"providers", "options", "threads"}
         if not isinstance(table, dict) or not table.get("providers") or set(table) - known:
             raise SettingsInvalid(
-                f"HEADRACE_HARDWARE={path}: class {name!r} needs `providers = [\"…ExecutionProvider\"]` "
+                f'HEADRACE_HARDWARE={path}: class {name!r} needs `providers = ["…ExecutionProvider"]` '
                 f"and may have {sorted(known - {'providers'})}"
             )
         out[name] = HardwareClass(name, tuple(table["providers"]), table.get("options", {}),
@@ -138,7 +154,8 @@ _PARSERS: dict[str, Any] = {
     "max_body_bytes": int, "max_upload_bytes": int, "result_ttl_s": float, "max_wait_s": float, "port": int,
     "webhook_schedule": _floats, "webhook_allow": _words,
 }
-_CHOICES = {"sqlite_synchronous": ("full", "normal"), "log_format": ("console", "json"), "auth": ("off", "keys")}
+_CHOICES = {"sqlite_synchronous": ("full", "normal"), "log_format": ("console", "json"),
+            "auth": ("off", "keys")}
 _POSITIVE = ("lease_s", "max_attempts", "sweep_s", "max_inline_bytes", "max_body_bytes", "max_upload_bytes",
              "result_ttl_s", "max_wait_s")
 
@@ -164,10 +181,10 @@ def load(environ: Mapping[str, str] | None = None, **flags: Any) -> Settings:
                 faults.append(Fault(name, "type", f"{text!r} is not a valid {wanted}"))
     for name, allowed in _CHOICES.items():
         if name in values and values[name] not in allowed:
-            faults.append(Fault(PREFIX + name.upper(), "choice", f"{values[name]!r} is not one of {', '.join(allowed)}"))
-    for name in _POSITIVE:
-        if name in values and not values[name] > 0:
-            faults.append(Fault(PREFIX + name.upper(), "positive", f"{values[name]} must be above 0"))
+            detail = f"{values[name]!r} is not one of {', '.join(allowed)}"
+            faults.append(Fault(PREFIX + name.upper(), "choice", detail))
+    faults += [Fault(PREFIX + name.upper(), "positive", f"{values[name]} must be above 0")
+               for name in _POSITIVE if name in values and not values[name] > 0]
     database = values.get("database_url", "")
     if database and urlsplit(database).scheme.split("+")[0] not in ("sqlite", "postgresql", "postgres"):
         faults.append(Fault(PREFIX + "DATABASE_URL", "scheme", "use sqlite:///path or postgresql://…"))

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -75,6 +77,19 @@ class Up:
         finally:
             connection.close()
 
+    def post(self, path: str, body: object) -> Any:
+        """The answer to a POST, which must succeed."""
+        _, host, port, _ = self.ready().groups()
+        connection = http.client.HTTPConnection(host, int(port), timeout=30)
+        try:
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            reply = connection.getresponse()
+            answer = json.loads(reply.read())
+            assert reply.status < 300, answer
+            return answer
+        finally:
+            connection.close()
+
     def tree(self) -> dict[int, str]:
         """Every process below `up`, and how it was started."""
         out = {}
@@ -88,11 +103,17 @@ class Up:
         """The processes of one part, the first started first."""
         return sorted(pid for pid, command in self.tree().items() if part in command)
 
+    def _rows(self, query: str, *values: str) -> dict[str, Any]:
+        with contextlib.closing(sqlite3.connect(sqlite_path(f"sqlite:///{self.data}/headrace.db"))) as database:
+            return dict(database.execute(query, values).fetchall())
+
+    def job_states(self) -> dict[str, int]:
+        """State to number of jobs (SQLite)."""
+        return self._rows("SELECT state, count(*) FROM jobs GROUP BY state")
+
     def incarnations(self, kind: str) -> dict[str, str | None]:
         """Id to the reason of its end, null while it lives, the oldest first (SQLite)."""
-        with contextlib.closing(sqlite3.connect(sqlite_path(f"sqlite:///{self.data}/headrace.db"))) as database:
-            rows = database.execute("SELECT id, end_reason FROM incarnations WHERE kind = ? ORDER BY id", (kind,))
-            return dict(rows.fetchall())
+        return self._rows("SELECT id, end_reason FROM incarnations WHERE kind = ? ORDER BY id", kind)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Ask it to stop; its exit code."""

