@@ -21,7 +21,6 @@ from models.errors import ModelNotFound, ModelNotReady, Unavailable
 log = structlog.get_logger("headrace.api")
 
 REFRESH_S = 0.5
-MISS_S = 0.02  # names that nobody knows must not become a query each
 DEFAULT_ITEMS = 64  # of a batch, until a worker has learned better
 
 
@@ -75,7 +74,7 @@ class Directory:
             served = snapshot.served.get(found.reference)
             if served is not None:
                 return served
-        self.refresh(older_than_s=MISS_S)
+        self.refresh()
         snapshot = self._now
         found = snapshot.networks.get(model)
         if found is None or found.state == network.RETIRED or found.withdrawn_at is not None:
@@ -129,12 +128,12 @@ class Directory:
         """Estimated wait of a job that arrives now, where housekeeping has one."""
         return self._now.waits.get(hardware)
 
-    def refresh(self, older_than_s: float = 0.0) -> None:
-        """Read everything again, unless the snapshot is younger. With the database away it stays as it is."""
+    def refresh(self) -> None:
+        """Read everything again. With the database away the snapshot stays as it is."""
         asked_at = time.monotonic()
         with self._lock:
-            # Who waited for another's refresh has it.
-            if self._refreshed_at > asked_at or asked_at - self._refreshed_at < older_than_s:
+            # One at a time: who waited for one that began after he asked has what he wants.
+            if self._refreshed_at > asked_at:
                 return
             started_at = time.monotonic()
             try:

@@ -33,11 +33,12 @@ def status_of(error: HeadraceError) -> int:
 def problem(error: HeadraceError, request: Request) -> Reply:
     """The answer that tells this error: status, headers and body."""
     status = status_of(error)
+    detail = detail_of(error)
     body: dict[str, Any] = {
         "type": f"urn:headrace:problem:{error.code}",
         "title": error.code.replace("_", " ").capitalize(),
         "status": status,
-        "detail": error.detail,
+        "detail": detail,
         "instance": request.path,
         "code": error.code,
         "errors": [fault_object(fault) for fault in error.faults],
@@ -48,6 +49,13 @@ def problem(error: HeadraceError, request: Request) -> Reply:
     return Reply(status, _encode(body), _headers(error, status), PROBLEM)
 
 
+def detail_of(error: HeadraceError) -> str:
+    """What the client may read. A driver's own words may name hosts and users: they go to the log alone."""
+    if isinstance(error, Unavailable) and error.__cause__ is not None:
+        return type(error)().detail
+    return error.detail
+
+
 def fault_object(fault: Fault, under: str = "") -> dict[str, str]:
     return {"pointer": under + fault.pointer, "rule": fault.rule, "detail": fault.detail}
 
@@ -56,7 +64,7 @@ def error_object(error: HeadraceError, status: int | None = None) -> dict[str, A
     """The part that OpenAI's clients read; also what one entry of a batch carries."""
     status = status or status_of(error)
     kind = "server_error" if status >= 500 else _KINDS.get(status, "invalid_request_error")
-    return {"message": error.detail, "type": kind, "param": error.faults[0].pointer if error.faults else None,
+    return {"message": detail_of(error), "type": kind, "param": error.faults[0].pointer if error.faults else None,
             "code": error.code}
 
 

@@ -118,6 +118,7 @@ class Intake:
         except Unavailable as error:
             for member in group:  # each its own: an exception carries the traceback of one thread
                 member.error = Unavailable(error.detail, may_have_been_accepted=error.may_have_been_accepted)
+                member.error.__cause__ = error.__cause__
         except Exception as error:
             if len(group) == 1:
                 group[0].error = error

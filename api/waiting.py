@@ -70,6 +70,11 @@ class Waiters:
             thread.join(LISTEN_S + 5)
 
     @property
+    def count(self) -> int:
+        """How many wait now."""
+        return self._count
+
+    @property
     def stopping(self) -> bool:
         return self._stop.is_set()
 
