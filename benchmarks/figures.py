@@ -14,9 +14,12 @@ def emit(figure: str, **values: Any) -> dict[str, Any]:
     return row
 
 
-def table(rows: Sequence[Mapping[str, Any]], title: str) -> None:
-    """Rows as a Markdown table, ready for docs/performance.md; columns in the order of first appearance."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
+def table(rows: Sequence[Mapping[str, Any]], title: str, *, leave: Sequence[str] = ()) -> None:
+    """Rows as a Markdown table, ready for docs/performance.md; columns in the order of first appearance.
+
+    `leave`: columns that are left to the JSON lines.
+    """
+    columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in leave]
     cells = [[_text(row.get(name)) for name in columns] for row in rows]
     widths = [max(len(name), *(len(line[i]) for line in cells)) for i, name in enumerate(columns)]
     print(f"\n{title}\n")
@@ -27,7 +30,7 @@ def table(rows: Sequence[Mapping[str, Any]], title: str) -> None:
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
-        return " ".join(f"{name}={_text(item)}" for name, item in value.items())
+        return ", ".join(f"{name} {_text(item)}" for name, item in value.items())
     return "-" if value is None else str(value)
 
 

@@ -231,8 +231,10 @@ def main() -> None:
             bench = Bench(stack, arguments.network, {
                 "network": arguments.network, "database": arguments.database, "workers": arguments.workers})
             rows = asyncio.run(measure(bench, arguments))
-    figures.table([row for row in rows if row["figure"] == "idle"], "One job at a time, idle")
-    figures.table([row for row in rows if "cpu_ms" in row], "Throughput")
+    same = ("network", "database", "workers")
+    figures.table([row for row in rows if row["figure"] == "idle"], "One job at a time, idle", leave=same)
+    figures.table([row for row in rows if "cpu_ms" in row], "Throughput",
+                  leave=(*same, "jobs_s_fetched", "cpu_ms_fetched", "batch_max"))
     if arguments.clients:
         figures.table(rows[-1:], "Long polls")
 

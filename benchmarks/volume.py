@@ -31,6 +31,7 @@ PROBE = "probe"  # a hardware class without workers: nobody else touches the row
 BATCH = 64
 CHUNK_ROWS = 500_000
 START_S = 60.0
+WARM_S = 20.0
 
 # Ids that sort before those made from now on, as a year of jobs would; times inside the retention.
 _FILL = """
@@ -178,26 +179,32 @@ def churn(bench: Bench, jobs_s: int) -> Iterator[None]:
 
 
 def run(url: str, bench: Bench, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Each state at both sizes; busy states are compared with busy ones, since they share the machine."""
     database = databases.connect(url)
     probes, rows = Probes(database, bench), []
 
-    def note(name: str, finished: int) -> None:
-        rows.append(figures.emit("volume", state=name, finished=finished, **probes.measure(arguments.rounds)))
+    def note(state: str, finished: int) -> dict[str, Any]:
+        rows.append(figures.emit("volume", state=state, finished=finished, **probes.measure(arguments.rounds)))
+        return rows[-1]
 
     fill(url, 0, arguments.small)
     probes.measure(5)  # plans and pools are warm
-    note("small", arguments.small)
+    quiet = note("quiet", arguments.small)
+    with churn(bench, arguments.jobs_s):
+        time.sleep(min(arguments.churn_s, WARM_S))
+        busy = note("live jobs", arguments.small)
     fill(url, arguments.small, arguments.large)
-    note("large", arguments.large)
+    _ratio(note("quiet", arguments.large), quiet)
     with snapshot(url), churn(bench, arguments.jobs_s):
         time.sleep(arguments.churn_s)
-        note("large, snapshot and churn", arguments.large)
-    first = rows[0]
-    for row in rows[1:]:
-        figures.emit("ratio", state=row["state"], **{
-            name: round(value / first[name], 2) for name, value in row.items() if isinstance(value, float)})
+        _ratio(note("live jobs, snapshot held", arguments.large), busy)
     database.close()
     return rows
+
+
+def _ratio(row: dict[str, Any], first: dict[str, Any]) -> None:
+    figures.emit("ratio", state=row["state"], **{
+        name: round(value / first[name], 2) for name, value in row.items() if isinstance(value, float)})
 
 
 def main() -> None:
