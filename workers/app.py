@@ -1,4 +1,4 @@
-"""The Celery application: the contract's settings, the batching task, and the bootstep that runs the engines."""
+"""The Celery application: the contract's settings, the batching task, the bootstep that runs the engines."""
 
 from collections.abc import Callable
 from typing import Any

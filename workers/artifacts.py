@@ -5,13 +5,15 @@ import hashlib
 import os
 import secrets
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from models.blobs import Blobs
-from models.errors import EngineUnavailable
+from models.errors import EngineUnavailable, NetworkRejected
 from models.network import Network
 
 CHUNK_BYTES = 1 << 20
+DEATHS = 3
 
 
 class Artifacts:
@@ -26,8 +28,7 @@ class Artifacts:
 
         Raises EngineUnavailable when a file is gone or damaged, BlobMissing when the store has lost it.
         """
-        name = hashlib.sha256(network.digest.encode()).hexdigest()[:32]
-        target = self._folder / name
+        target = self._folder / _name(network)
         if target.is_dir():
             return target
         incoming = self._folder / f"incoming-{os.getpid()}-{secrets.token_hex(4)}"
@@ -36,7 +37,7 @@ class Artifacts:
                 self._fetch(str(file["blob"]), _inside(incoming, path))
             self._settle(incoming, target)
         except OSError as error:
-            raise EngineUnavailable(f"its files can't be copied to {self._folder}: {error.strerror}") from error
+            raise EngineUnavailable(f"its files can't be copied here: {error.strerror}") from error
         finally:
             shutil.rmtree(incoming, ignore_errors=True)
         return target
@@ -51,6 +52,25 @@ class Artifacts:
         if f"sha256-{digest.hexdigest()}" != blob:
             raise EngineUnavailable(f"blob {blob} is damaged: its content has another checksum")
 
+    @contextlib.contextmanager
+    def opening(self, network: Network) -> Iterator[None]:
+        """Around anything that may kill the process, so that it doesn't do so for ever.
+
+        Raises NetworkRejected if the last DEATHS processes on this machine that tried have died of it.
+        """
+        name = _name(network)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        dead = [mark for mark in self._folder.glob(f"{name}.opening-*") if not _alive(mark)]
+        if len(dead) >= DEATHS:
+            _clear(dead)
+            raise NetworkRejected(f"{len(dead)} worker processes in a row died while loading it")
+        mark = self._folder / f"{name}.opening-{os.getpid()}"
+        mark.touch()
+        try:
+            yield
+        finally:  # lived through it, whatever came out
+            _clear([*dead, mark])
+
     @staticmethod
     def _settle(incoming: Path, target: Path) -> None:
         incoming.mkdir(parents=True, exist_ok=True)  # a network without files is still a folder
@@ -58,6 +78,25 @@ class Artifacts:
             incoming.rename(target)
         if not target.is_dir():  # else another process was first
             raise OSError(0, f"{target} can't be made")
+
+
+def _name(network: Network) -> str:
+    return hashlib.sha256(network.digest.encode()).hexdigest()[:32]
+
+
+def _alive(mark: Path) -> bool:
+    try:
+        os.kill(int(mark.name.rsplit("-", 1)[1]), 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, ValueError):
+        return True
+    return int(mark.name.rsplit("-", 1)[1]) != os.getpid()  # a number used again
+
+
+def _clear(marks: Iterable[Path]) -> None:
+    for mark in marks:
+        mark.unlink(missing_ok=True)
 
 
 def _inside(folder: Path, relative: str) -> Path:

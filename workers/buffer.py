@@ -16,12 +16,13 @@ from workers.strategy import Delivery
 class Buffer:
     """`profile_of`: what is known of a loaded network, None while it isn't loaded; then `want` asks for it.
 
-    `refused`: whether this machine can't load a network; `may_claim`: whether the lease allows it now; `now_ms`: the
-    database's clock.
+    `refused`: whether this machine can't load a network; `may_claim`: whether the lease allows it now;
+    `now_ms`: the database's clock.
     """
 
     def __init__(self, *, profile_of: scheduler.Profiles, want: Callable[[str], None],
-                 refused: Callable[[str], bool], may_claim: Callable[[], bool], now_ms: Callable[[], int]) -> None:
+                 refused: Callable[[str], bool], may_claim: Callable[[], bool],
+                 now_ms: Callable[[], int]) -> None:
         self._profile_of = profile_of
         self._want = want
         self._refused = refused
@@ -33,15 +34,11 @@ class Buffer:
         self._alone = False
         self._closed = False
         self._paused_until_s = 0.0
+        self._barred = False  # a thread found that it may not claim
 
     def __len__(self) -> int:
         with self._condition:
             return len(self._scheduler)
-
-    @property
-    def busy(self) -> int:
-        """Batches taken and not done."""
-        return self._busy
 
     def offer(self, ticket: contract.Ticket, delivery: Delivery) -> None:
         """Buffer a ticket's entries."""
@@ -77,7 +74,9 @@ class Buffer:
                 wake_s: float | None = None
                 if now_s < self._paused_until_s:
                     wake_s = self._paused_until_s
-                elif self._busy < 2 and not self._alone and self._may_claim():
+                elif not self._may_claim():
+                    self._barred = True
+                elif self._busy < 2 and not self._alone:
                     batch = self._scheduler.take(self._profile_of, now_s=now_s, now_ms=self._now_ms(),
                                                  only_full=self._busy > 0)
                     expired, self._scheduler.expired = self._scheduler.expired, []
@@ -105,8 +104,15 @@ class Buffer:
             self._paused_until_s = time.monotonic() + pause_s
             self._condition.notify_all()
 
+    def resume(self) -> None:
+        """The lease was renewed."""
+        with self._condition:
+            if self._barred:
+                self._barred = False
+                self._condition.notify_all()
+
     def wake(self) -> None:
-        """An engine was loaded or unloaded, or the lease is held again."""
+        """An engine was loaded or unloaded."""
         with self._condition:
             for name in self._scheduler.networks():
                 if self._profile_of(name) is None:

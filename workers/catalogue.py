@@ -29,6 +29,7 @@ POLL_S = 0.5
 SURVEY_S = 2.0  # how often networks pinned, replaced or retired elsewhere, and rates, are looked after
 RETRY_S = (1.0, 2.0, 5.0)  # waits after the first, the second and each further refusal
 MAX_ENGINES = 32
+STOP_S = 5.0
 MEMORY_SHARE = 0.5  # of the machine's memory that the files of loaded networks may take up together
 
 _log = structlog.get_logger("headrace.worker")
@@ -116,7 +117,7 @@ class Catalogue:
             self._closed = True
             self._condition.notify_all()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(STOP_S)  # it may be in the middle of loading a large network
 
     def _tend(self) -> None:
         while not self._closed:
@@ -156,7 +157,7 @@ class Catalogue:
                 reason = str(error)
                 self._database.write(lambda tx, n=network, r=reason: networks.reject(tx, n, r))  # type: ignore[misc]
                 _log.warning("network_rejected", network=network.reference, reason=reason)
-            except HeadraceError as error:  # nothing against the network: another try, or another worker, may do
+            except HeadraceError as error:  # nothing against the network: another try or worker may do
                 _log.warning("network_check_failed", network=network.reference, reason=str(error))
             else:
                 self._database.write(lambda tx, n=network, s=signature: networks.accept(tx, n, s))  # type: ignore[misc]
@@ -168,20 +169,21 @@ class Catalogue:
         kind = KINDS.get(network.task)
         if kind is None:
             raise NetworkRejected(f"task {network.task!r} is not served; known are {', '.join(KINDS)}")
-        engine = engines.open_engine(folder / network.manifest["artifact"], self._hardware)
-        try:
-            signature = kind.inspect(network.manifest, engine, folder)
-            task = kind.make(network.manifest, signature, folder)
-            serving.loaded(network, engine, task).try_once()
-        except engines.EngineFailed as error:
-            raise NetworkRejected(f"it can't run an input made up from its own signature: {error}") from error
-        finally:
-            engine.close()
+        with self._artifacts.opening(network):
+            engine = engines.open_engine(folder / network.manifest["artifact"], self._hardware)
+            try:
+                signature = kind.inspect(network.manifest, engine, folder)
+                serving.loaded(network, engine, kind.make(network.manifest, signature, folder)).try_once()
+            except engines.EngineFailed as error:
+                raise NetworkRejected(f"it can't run an input made up from its signature: {error}") from error
+            finally:
+                engine.close()
         return dict(signature)
 
     def _survey(self) -> None:
         with self._database.read() as tx:
-            mine = {each.reference: each for each in networks.every(tx) if self._hardware.name in each.hardware}
+            mine = {each.reference: each for each in networks.every(tx)
+                    if self._hardware.name in each.hardware}
         self._pinned = {name for name, each in mine.items()
                         if each.state == networks.READY and each.manifest["pinned"]}
         for reference in self._pinned:
@@ -222,8 +224,8 @@ class Catalogue:
             self._refusals.pop(reference, None)
             self._wanted.discard(reference)
         profile = found.profile
-        _log.info("engine_loaded", network=reference, batch_work=profile.max_work, batch_items=profile.max_items,
-                  overhead_ms=round(profile.overhead_s * 1000, 3))
+        _log.info("engine_loaded", network=reference, batch_work=profile.max_work,
+                  batch_items=profile.max_items)
         self.loaded(reference)
 
     def _open(self, reference: str) -> Loaded:
@@ -234,14 +236,15 @@ class Catalogue:
         if network is None or network.signature is None:
             raise NetworkRejected(f"there is no checked network {reference}")
         folder = self._artifacts.folder_of(network)
-        engine = engines.open_engine(folder / network.manifest["artifact"], self._hardware)
-        try:
-            task = KINDS[network.task].make(network.manifest, network.signature, folder)
-            found = serving.loaded(network, engine, task)
-            found.warm_up(known)
-        except BaseException:
-            engine.close()
-            raise
+        with self._artifacts.opening(network):
+            engine = engines.open_engine(folder / network.manifest["artifact"], self._hardware)
+            try:
+                task = KINDS[network.task].make(network.manifest, network.signature, folder)
+                found = serving.loaded(network, engine, task)
+                found.warm_up(known)
+            except BaseException:
+                engine.close()
+                raise
         return found
 
     def _make_room(self, newcomer: Loaded) -> None:

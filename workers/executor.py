@@ -1,24 +1,22 @@
-"""claim → acknowledge → decode → run → settle → tell, in two threads over one device: one batch runs while the
-other is read or written.
-"""
+"""claim → run → settle → tell, in two threads over one device: one batch runs while another reads or writes."""
 
 import collections
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import structlog
 
 from models import claim
 from models import job as jobs
 from models.blobs import Blobs
-from models.claim import Claimed, Outcome
+from models.claim import Claimed
 from models.database import Database, Transaction
 from models.errors import HeadraceError, Unavailable
 from workers import batching, isolation, refusal, settling
 from workers.buffer import Buffer
 from workers.catalogue import Catalogue, Refusal
+from workers.inflight import Inflight, Running
 from workers.scheduler import Batch, Pending
 from workers.serving import Loaded
 from workers.settling import Settler
@@ -28,30 +26,20 @@ from workers.tell import Teller
 
 THREADS = 2
 CLAIM_PAUSE_S = 0.5  # after the database was out of reach
+# A batch shorter than this is acknowledged when it is settled, not when it is claimed: Celery's loop would
+# compete for the interpreter in just the milliseconds that an idle system's latency is made of.
+PROMPT_S = 0.01
 STALE_S = 0.05  # after waiting that long for the device, look whether jobs were canceled meanwhile
 PADDING_SLACK = 1.25  # estimates at accept are rough: rather one run a bit larger than two, one of them tiny
 
 _log = structlog.get_logger("headrace.worker")
 
 
-@dataclass(slots=True, eq=False)
-class _Running:
-    """A batch in progress."""
-
-    batch: Batch
-    claimed: Sequence[Claimed] = ()
-    begun: bool = False  # as far as the database knows
-    past_device: bool = False
-    struck: bool = False  # its tickets know that it was claimed
-    service_s: float = 0.0  # spent on it, waits left out
-    outcomes: list[Outcome] = field(default_factory=list)
-
-
 class Executor:
     """`stop` returns when what ran is settled and the rest given back."""
 
-    def __init__(self, *, database: Database, blobs: Blobs, buffer: Buffer, intake: Intake, catalogue: Catalogue,
-                 settler: Settler, incarnation: str, hardware: str, broker: str) -> None:
+    def __init__(self, *, database: Database, blobs: Blobs, buffer: Buffer, intake: Intake,
+                 catalogue: Catalogue, settler: Settler, incarnation: str, hardware: str, broker: str) -> None:
         self._database = database
         self._blobs = blobs
         self._buffer = buffer
@@ -62,19 +50,19 @@ class Executor:
         self._hardware = hardware
         self._broker = broker
         self._device = threading.Lock()
-        self._lock = threading.Lock()
-        self._running: list[_Running] = []
-        self._doubtful: list[str] = []  # perhaps claimed: the answer to that commit was lost
+        # Jobs that were perhaps claimed: the answer to the commit was lost.
+        self._doubtful: collections.deque[str] = collections.deque()
         self._stopping = False
         self._threads = [threading.Thread(target=self._work, name=f"headrace-executor-{index}", daemon=True)
                          for index in range(THREADS)]
+        self.inflight = Inflight()
 
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
 
     def stop(self, *, held: bool) -> None:
-        """Let what runs be settled, give everything else back. `held`: this incarnation hasn't been ended."""
+        """Let what runs be settled, give all else back. `held`: nobody has ended this incarnation."""
         self._stopping = True
         self._settler.hurry()
         self._buffer.close()
@@ -92,12 +80,6 @@ class Executor:
             teller.close()
         self._dismiss(pending)
 
-    @property
-    def inflight(self) -> int:
-        """Jobs claimed and not settled."""
-        with self._lock:
-            return sum(len(each.claimed) for each in self._running)
-
     def loaded(self, _network: str) -> None:
         """An engine is ready."""
         self._buffer.wake()
@@ -108,8 +90,9 @@ class Executor:
         pending = self._buffer.remove(network)
         ids = list(dict.fromkeys(each.entry.id for each in pending))
         try:
-            failed = refusal.release(self._database, ids, network, count=refused.count, reason=refused.reason,
-                                     incarnation=self._incarnation, hardware=self._hardware)
+            failed = refusal.release(
+                self._database, ids, network, count=refused.count, reason=refused.reason,
+                incarnation=self._incarnation, hardware=self._hardware)
         except Unavailable as error:
             _log.warning("database_unreachable", error=str(error))
             self._buffer.put_back(pending, CLAIM_PAUSE_S)
@@ -132,35 +115,37 @@ class Executor:
         teller.close()
 
     def _process(self, batch: Batch, teller: Teller) -> None:
-        running = _Running(batch)
-        with self._lock:
-            self._running.append(running)
+        running = Running(batch)
+        idle = self.inflight.add(running)
         loaded = self._catalogue.hold(batch.network)
+        started_s = time.thread_time()
         try:
             if loaded is None:
                 self._buffer.put_back(batch.pending, 0.0)
                 self._buffer.wake()
-            elif self._claim(running):
+            elif self._claim(running, begun=idle):
                 self._run(running, loaded)
-                self._finish(running, loaded, teller)
+                begin = self.inflight.left(running)
+                self._settle(running, running.unrun, begin, teller)
+                if all(each.state == jobs.SUCCEEDED for each in running.outcomes):
+                    # Not the wall clock: beside another batch it shows how busy the interpreter is.
+                    loaded.learn(_cost(running.claimed, loaded),
+                                 time.thread_time() - started_s + running.meter.waited_s)
         except settling.Abandoned:
-            _log.error("settle_abandoned", jobs=len(running.claimed))  # noqa: TRY400 - the trace says nothing more
-        except Exception as error:  # a bug of ours: the jobs must end all the same
+            _log.error("settle_abandoned", jobs=len(running.claimed))
+        except Exception as error:  # noqa: BLE001 - a bug of ours: the jobs must end all the same
             _log.exception("batch_failed", network=batch.network, jobs=len(running.claimed))
             self._fail(running, error, teller)
         finally:
-            with self._lock:
-                self._running.remove(running)
+            self.inflight.remove(running)
             if loaded is not None:
                 self._catalogue.let_go(loaded)
             self._buffer.done(batch)
 
-    def _claim(self, running: _Running) -> bool:
+    def _claim(self, running: Running, *, begun: bool) -> bool:
         """Whether there is anything to run."""
         batch, ids = running.batch, running.batch.ids
-        with self._lock:
-            begun = all(each.past_device for each in self._running if each is not running)
-            doubtful, self._doubtful = self._doubtful, []
+        doubtful = [self._doubtful.popleft() for _ in range(len(self._doubtful))]
 
         def write(tx: Transaction) -> list[Claimed]:
             if doubtful:
@@ -168,50 +153,42 @@ class Executor:
             return claim.claim(tx, ids, incarnation=self._incarnation, hardware=self._hardware, begun=begun,
                                alone=batch.alone)
 
-        started_s = time.perf_counter()
         try:
             claimed = self._database.write(write, durable=False)
         except Unavailable as error:
             _log.warning("claim_failed", jobs=len(ids), error=str(error))
-            with self._lock:
-                self._doubtful += doubtful + (ids if error.may_have_been_accepted else [])
+            self._doubtful.extend(doubtful + (ids if error.may_have_been_accepted else []))
             self._buffer.put_back(batch.pending, CLAIM_PAUSE_S)
             return False
-        running.service_s = time.perf_counter() - started_s
-        with self._lock:
-            running.claimed, running.begun = claimed, begun
+        self.inflight.claimed(running, claimed, begun=begun)
         if not claimed:
             self._dismiss(batch.pending)
         return bool(claimed)
 
-    def _run(self, running: _Running, loaded: Loaded) -> None:
+    def _run(self, running: Running, loaded: Loaded) -> None:
         """Fill `running.outcomes` for everything that ran; what is missing there is to be given back."""
-        started_s = time.perf_counter()
         claimed, bodies = self._bodies(running)
         decoded = isolation.decode(loaded.task, bodies) if bodies else []
         items = [(job, each) for job, each in zip(claimed, decoded, strict=True) if isinstance(each, Item)]
         running.outcomes += [settling.failed(job, each) for job, each in zip(claimed, decoded, strict=True)
                              if isinstance(each, ItemFault)]
-        running.service_s += time.perf_counter() - started_s
-        # Not sooner, since Celery's loop would compete for the interpreter; from here on the device has its turn.
-        self._strike(running)
+        if loaded.curve.predict(_cost(claimed, loaded)) > PROMPT_S:
+            self._strike(running)
         items = self._reach_device(running, items)
-        started_s = time.perf_counter()
         for index, chosen in enumerate(_runs(loaded, items)):
             if index and self._stopping:
                 break
             part = [items[at] for at in chosen]
 
             def too_large(size: int, part: list[tuple[Claimed, Item]] = part) -> None:
-                loaded.ran_out_of_memory(batching.cost([job.work for job, _ in part[:size]],
-                                                       padded=loaded.task.padded))
+                loaded.ran_out_of_memory(_cost([job for job, _ in part[:size]], loaded))
 
-            ran = isolation.run(loaded.engine, loaded.task, [item for _, item in part], self._device, too_large)
+            ran = isolation.run(loaded.engine, loaded.task, [item for _, item in part], device=self._device,
+                                meter=running.meter, out_of_memory=too_large)
             running.outcomes += [self._settler.outcome(job, each)
                                  for (job, _), each in zip(part, ran, strict=True)]
-        running.service_s += time.perf_counter() - started_s
 
-    def _bodies(self, running: _Running) -> tuple[list[Claimed], list[bytes]]:
+    def _bodies(self, running: Running) -> tuple[list[Claimed], list[bytes]]:
         claimed, bodies = [], []
         for job in running.claimed:
             body = job.input
@@ -226,7 +203,8 @@ class Executor:
             bodies.append(body)
         return claimed, bodies
 
-    def _reach_device(self, running: _Running, items: list[tuple[Claimed, Item]]) -> list[tuple[Claimed, Item]]:
+    def _reach_device(self, running: Running,
+                      items: list[tuple[Claimed, Item]]) -> list[tuple[Claimed, Item]]:
         """Wait until the batch before has left the device; the items that are still to run then."""
         if running.begun or not items:
             return items
@@ -237,11 +215,7 @@ class Executor:
             return []
         if time.monotonic() - started_s > STALE_S:
             items = self._still_wanted(items)
-        with self._lock:
-            # The settle of the batch before says for us that we began, unless it was under way already.
-            told = running.begun or any(not each.past_device for each in self._running if each is not running)
-            running.begun = True
-        if not told:
+        if not self.inflight.reached(running):
             self._settler.settle((), begin=[job.id for job, _ in items])
         return items
 
@@ -253,42 +227,26 @@ class Executor:
             return items  # the settle's fence decides
         return [(job, item) for job, item in items if states.get(job.id) == jobs.RUNNING]
 
-    def _finish(self, running: _Running, loaded: Loaded, teller: Teller) -> None:
-        started_s = time.perf_counter()
-        with self._lock:
-            running.past_device = True
-            others = [each for each in self._running if each is not running and each.claimed and not each.begun]
-            for each in others:
-                each.begun = True
-            begin = [job.id for each in others for job in each.claimed]
-        ended = {each.id for each in running.outcomes}
-        self._settle(running, [job.id for job in running.claimed if job.id not in ended], begin, teller)
-        running.service_s += time.perf_counter() - started_s
-        ran = [each for each in running.outcomes if each.state == jobs.SUCCEEDED]
-        if len(ran) == len(running.claimed):
-            loaded.learn(batching.cost([job.work for job in running.claimed], padded=loaded.task.padded),
-                         running.service_s)
-
-    def _settle(self, running: _Running, give_back: Sequence[str], begin: Sequence[str], teller: Teller) -> None:
+    def _settle(self, running: Running, give_back: Sequence[str], begin: Sequence[str],
+                teller: Teller) -> None:
         settled = self._settler.settle(running.outcomes, give_back=give_back, begin=begin)
         # All of them, since after a lost answer to a commit nobody knows which ones it was.
         teller.settled([each.id for each in running.outcomes], events=settled.events)
         if give_back:
             teller.waiting(self._hardware)
+        self._strike(running)
         self._intake.settled(_counts(running.batch.pending))
 
-    def _fail(self, running: _Running, error: Exception, teller: Teller) -> None:
+    def _fail(self, running: Running, error: Exception, teller: Teller) -> None:
         ended = {each.id for each in running.outcomes}
         running.outcomes += [settling.failed(job, isolation.fault_of(error)) for job in running.claimed
                              if job.id not in ended]
-        running.past_device = True
-        self._strike(running)
         try:
-            self._settle(running, (), (), teller)
+            self._settle(running, (), self.inflight.left(running), teller)
         except settling.Abandoned:
-            _log.error("settle_abandoned", jobs=len(running.claimed))  # noqa: TRY400
+            _log.error("settle_abandoned", jobs=len(running.claimed))
 
-    def _strike(self, running: _Running) -> None:
+    def _strike(self, running: Running) -> None:
         if not running.struck:
             running.struck = True
             self._intake.claimed(_counts(running.batch.pending))
@@ -303,6 +261,10 @@ class Executor:
 
 def _counts(pending: Sequence[Pending]) -> Counts:
     return collections.Counter(each.source for each in pending)
+
+
+def _cost(claimed: Sequence[Claimed], loaded: Loaded) -> float:
+    return batching.cost([job.work for job in claimed], padded=loaded.task.padded)
 
 
 def _runs(loaded: Loaded, items: Sequence[tuple[Claimed, Item]]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Decoding and running a batch so that a bad item fails by itself: what fails is cut in half until it is alone."""
+"""Decoding and running a batch so that a bad item fails alone: what fails is halved until it is found."""
 
 import threading
 import time
@@ -23,6 +23,13 @@ class Ran:
     batch_size: int
 
 
+@dataclass(slots=True)
+class Meter:
+    """Seconds that runs took beyond the CPU time of their own thread: what the device worked by itself."""
+
+    waited_s: float = 0.0
+
+
 class Lengths(Exception):
     """A task gave back another number of items than it was given."""
 
@@ -40,7 +47,7 @@ def decode(task: Task, bodies: Sequence[bytes]) -> list[Item | ItemFault]:
     return out
 
 
-def run(engine: Engine, task: Task, items: Sequence[Item], device: threading.Lock,
+def run(engine: Engine, task: Task, items: Sequence[Item], *, device: threading.Lock, meter: Meter,
         out_of_memory: Callable[[int], None]) -> list[Ran]:
     """Run items that share a key as one batch; one result an item, in order.
 
@@ -50,9 +57,10 @@ def run(engine: Engine, task: Task, items: Sequence[Item], device: threading.Loc
     try:
         feeds = task.stack(items)
         with device:
-            started_s = time.perf_counter()
+            started_s, cpu_s = time.perf_counter(), time.thread_time()
             arrays: list[np.ndarray] = engine.run(feeds, task.outputs)
-            run_ms = (time.perf_counter() - started_s) * 1000
+            elapsed_s = time.perf_counter() - started_s
+            meter.waited_s += max(0.0, elapsed_s - (time.thread_time() - cpu_s))
         outputs = task.split(arrays, items)
         _check(len(outputs), len(items), "split")
     except Exception as error:  # noqa: BLE001 - the bad item must be found, whatever it makes the code raise
@@ -61,9 +69,9 @@ def run(engine: Engine, task: Task, items: Sequence[Item], device: threading.Loc
         if len(items) == 1:
             return [Ran(fault_of(error), 0.0, 1)]
         half = len(items) // 2
-        return (run(engine, task, items[:half], device, out_of_memory)
-                + run(engine, task, items[half:], device, out_of_memory))
-    return [Ran(output, run_ms, len(items)) for output in outputs]
+        return [each for part in (items[:half], items[half:]) for each in
+                run(engine, task, part, device=device, meter=meter, out_of_memory=out_of_memory)]
+    return [Ran(output, elapsed_s * 1000, len(items)) for output in outputs]
 
 
 def fault_of(error: Exception) -> ItemFault:
@@ -73,7 +81,7 @@ def fault_of(error: Exception) -> ItemFault:
 
 
 def readable(error: Exception) -> str:
-    """The message of an error, fit for a text column: PostgreSQL refuses NUL, UTF-8 refuses lone surrogates."""
+    """The message of an error, fit for a text column: no NUL (PostgreSQL), no lone surrogates (UTF-8)."""
     text = f"{type(error).__name__}: {error}" if not hasattr(error, "code") else str(error)
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()[:1000]
 

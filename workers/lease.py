@@ -1,4 +1,4 @@
-"""This process's incarnation: registered, renewed by one UPDATE about each second, ended on a graceful exit.
+"""The incarnation of this process: registered, renewed about each second by one UPDATE, ended on exit.
 
 The lease is counted on the monotonic clock from the sending of the last renewal that succeeded.
 """
@@ -28,7 +28,7 @@ Holding = Callable[[], Mapping[str, Any]]
 class Lease:
     """Start it with `begin`; then `held` says whether claims are allowed, `ended` whether somebody ended it.
 
-    `changed` is called when the lease is held again after a gap, `lost` once when it was ended.
+    `renewed` is called after each renewal, `lost` once when it was ended by somebody.
     """
 
     def __init__(self, database: Database, incarnation: str, *, hardware: str, lanes: Sequence[str],
@@ -54,27 +54,27 @@ class Lease:
         """The database's clock, as far as it is known here."""
         return int(time.time() * 1000 + self._offset_ms)
 
-    def begin(self) -> None:
-        """Register, as soon as the database answers. Raises Unavailable only if stopped before."""
+    def begin(self, go_on: Callable[[], None]) -> None:
+        """Register, as soon as the database answers. `go_on`, called between tries, raises to give up."""
         while True:
             sent_s = time.monotonic()
             try:
                 self._database.write(lambda tx: incarnations.begin(
-                    tx, self.incarnation, kind=incarnations.WORKER, host=socket.gethostname(), pid=os.getpid(),
-                    hardware=self._hardware, lanes=self._lanes), durable=False)
+                    tx, self.incarnation, kind=incarnations.WORKER, host=socket.gethostname(),
+                    pid=os.getpid(), hardware=self._hardware, lanes=self._lanes), durable=False)
             except Unavailable as error:
                 _log.warning("database_unreachable", error=str(error))
-                if self._stopped.wait(RETRY_S):
-                    raise
+                self._stopped.wait(RETRY_S)
+                go_on()
             else:
                 self._renewed_s = sent_s
                 return
 
-    def start(self, *, holding: Holding, ready: Callable[[], bool], changed: Callable[[], None],
+    def start(self, *, holding: Holding, ready: Callable[[], bool], renewed: Callable[[], None],
               lost: Callable[[], None]) -> None:
         """Renew from now on, in a thread of its own."""
         self._thread = threading.Thread(
-            target=self._renew, args=(holding, ready, changed, lost), name="headrace-lease", daemon=True)
+            target=self._renew, args=(holding, ready, renewed, lost), name="headrace-lease", daemon=True)
         self._thread.start()
 
     def beat(self, *, ready: bool, holding: Mapping[str, Any]) -> bool:
@@ -109,23 +109,21 @@ class Lease:
                 tx, self.incarnation, incarnations.EXITED, max_attempts=max_attempts))
             self.ended = True
 
-    def _renew(self, holding: Holding, ready: Callable[[], bool], changed: Callable[[], None],
+    def _renew(self, holding: Holding, ready: Callable[[], bool], renewed: Callable[[], None],
                lost: Callable[[], None]) -> None:
         pause_s = min(BEAT_S, self._lease_s / 6)
         while True:
-            held = self.held()
             try:
                 alive = self.beat(ready=ready(), holding=holding())
             except Unavailable as error:
                 _log.warning("lease_renewal_failed", error=str(error), held=self.held())
-                alive = True
-            if not alive:
-                self.ended = True
-                _log.error("lease_lost", incarnation=self.incarnation)
-                lost()
-                return
-            if not held and self.held():
-                changed()
+            else:
+                if not alive:
+                    self.ended = True
+                    _log.error("lease_lost", incarnation=self.incarnation)
+                    lost()
+                    return
+                renewed()
             self._poked.wait(pause_s)
             self._poked.clear()
             if self._stopped.is_set():

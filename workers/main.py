@@ -1,6 +1,6 @@
-"""For Celery's own commands: `celery -A workers.main inspect ping`, `control`, Flower. The service: `headrace worker`.
+"""For Celery's own commands (`celery -A workers.main inspect ping`, `control`) and Flower.
 
-Reads the environment, as every such shim must; connects to nothing.
+Reads the environment, as every such shim must, and connects to nothing. The service is `headrace worker`.
 """
 
 import models

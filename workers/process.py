@@ -9,42 +9,31 @@ from collections.abc import Sequence
 from celery.concurrency.thread import TaskPool
 
 from models import contract, ids
-from models.errors import EngineUnavailable, HardwareMissing, HeadraceError, SettingsInvalid
+from models.errors import EngineUnavailable, HardwareMissing, SettingsInvalid
 from models.settings import Settings
-from workers import engine
 from workers.app import create_celery
 
-EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_MISSING = 0, 1, 2, 4
+EXIT_OK, EXIT_USAGE, EXIT_MISSING = 0, 2, 4
 
 
 def run_worker(settings: Settings, hardware: str, lanes: Sequence[str]) -> int:
     """Serve the lanes of a hardware class until SIGTERM; the exit code.
 
-    0: ended in good order. 1: failed, or its incarnation was ended by others: start it again. 2: no such class.
-    4: this machine can't run the class.
+    0: ended in good order. 1: failed, or its incarnation was ended by others: to be started again. 2: no such
+    class. 4: this machine can't run the class.
     """
-    try:
-        classes = settings.classes()
-        if hardware not in classes:
-            raise SettingsInvalid(f"there is no hardware class {hardware!r}: known are {', '.join(sorted(classes))}")
-        engine.available(classes[hardware])
-    except (HardwareMissing, EngineUnavailable) as error:
-        return _refuse(error, EXIT_MISSING)
-    except SettingsInvalid as error:
-        return _refuse(error, EXIT_USAGE)
     incarnation = settings.incarnation or ids.new(ids.INCARNATION)
     app = create_celery(dataclasses.replace(settings, incarnation=incarnation))
     # Containers run as root; only JSON is accepted, so Celery's warning about pickled code doesn't apply.
     warnings.filterwarnings("ignore", message=r"(?s).*superuser privileges", category=Warning)
-    worker = app.Worker(
-        hostname=f"headrace-{hardware}-{incarnation}@{socket.gethostname()}", pool=TaskPool, concurrency=1,
-        queues=[contract.queue_name(hardware, lane) for lane in lanes], loglevel="WARNING", quiet=True,
-        redirect_stdouts=False,
-        without_gossip=True, without_mingle=True, without_heartbeat=True)
+    try:
+        worker = app.Worker(
+            hostname=f"headrace-{hardware}-{incarnation}@{socket.gethostname()}",
+            pool=TaskPool, concurrency=1,
+            queues=[contract.queue_name(hardware, lane) for lane in lanes], loglevel="WARNING", quiet=True,
+            redirect_stdouts=False, without_gossip=True, without_mingle=True, without_heartbeat=True)
+    except (HardwareMissing, EngineUnavailable, SettingsInvalid) as error:
+        sys.stderr.write(f"headrace worker: {error}\n")
+        return EXIT_USAGE if isinstance(error, SettingsInvalid) else EXIT_MISSING
     worker.start()
     return EXIT_OK if worker.exitcode is None else int(worker.exitcode)
-
-
-def _refuse(error: HeadraceError, code: int) -> int:
-    sys.stderr.write(f"headrace worker: {error}\n")
-    return code

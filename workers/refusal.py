@@ -1,4 +1,4 @@
-"""What happens to the jobs of a network that this worker can't load: given back, or failed once nobody can."""
+"""Jobs of a network that this worker can't load: given back, or failed once no worker can."""
 
 from collections.abc import Sequence
 
@@ -22,8 +22,8 @@ def everyone_refuses(tx: Transaction, network: str, *, incarnation: str, hardwar
                if each.kind == incarnations.WORKER and each.hardware == hardware and each.id != incarnation)
 
 
-def release(database: Database, ids: Sequence[str], network: str, *, count: int, reason: str, incarnation: str,
-            hardware: str) -> Sequence[str]:
+def release(database: Database, ids: Sequence[str], network: str, *, count: int, reason: str,
+            incarnation: str, hardware: str) -> Sequence[str]:
     """Let others take these unclaimed jobs, or fail them: the ids of those that failed.
 
     `count`: how often this worker has refused the network. Raises Unavailable.
@@ -37,7 +37,8 @@ def release(database: Database, ids: Sequence[str], network: str, *, count: int,
         return list(claim.settle(tx, outcomes, incarnation=incarnation))
 
     with database.read() as tx:
-        final = count >= PATIENCE and everyone_refuses(tx, network, incarnation=incarnation, hardware=hardware)
+        final = count >= PATIENCE and everyone_refuses(tx, network, incarnation=incarnation,
+                                                       hardware=hardware)
     if final:
         return database.write(fail)
     given_back = database.write(lambda tx: claim.unmark(tx, ids), durable=False)

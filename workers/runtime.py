@@ -35,15 +35,18 @@ class Runtime:
     def __init__(self, settings: Settings, hardware: str, lanes: tuple[str, ...]) -> None:
         classes = settings.classes()
         if hardware not in classes:
-            raise SettingsInvalid(f"there is no hardware class {hardware!r}: known are {', '.join(sorted(classes))}")
+            raise SettingsInvalid(f"there is no hardware class {hardware!r}; "
+                                  f"known are {', '.join(sorted(classes))}")
         engine.available(classes[hardware])
         self._settings = settings
         self.incarnation = settings.incarnation or ids.new(ids.INCARNATION)
-        self._database = database.connect(settings.database, synchronous=settings.sqlite_synchronous, pool_size=4)
+        self._database = database.connect(settings.database, synchronous=settings.sqlite_synchronous,
+                                          pool_size=4)
         blobs = Blobs(settings.blobs)
         self._lease = Lease(self._database, self.incarnation, hardware=hardware, lanes=lanes,
                             lease_s=settings.lease_s)
-        self._catalogue = Catalogue(self._database, Artifacts(settings.data_dir / "cache", blobs), classes[hardware])
+        self._catalogue = Catalogue(self._database, Artifacts(settings.data_dir / "cache", blobs),
+                                    classes[hardware])
         self._buffer = Buffer(profile_of=self._catalogue.profile, want=self._catalogue.want,
                               refused=self._catalogue.is_refused, may_claim=self._lease.held,
                               now_ms=self._lease.now_ms)
@@ -51,17 +54,22 @@ class Runtime:
         settler = Settler(self._database, blobs, incarnation=self.incarnation,
                           max_inline_bytes=settings.max_inline_bytes)
         self._executor = Executor(
-            database=self._database, blobs=blobs, buffer=self._buffer, intake=self.intake, catalogue=self._catalogue,
-            settler=settler, incarnation=self.incarnation, hardware=hardware, broker=settings.broker)
+            database=self._database, blobs=blobs, buffer=self._buffer, intake=self.intake,
+            catalogue=self._catalogue, settler=settler, incarnation=self.incarnation, hardware=hardware,
+            broker=settings.broker)
         self._catalogue.loaded = self._loaded
         self._catalogue.refused = self._executor.refused
 
-    def start(self, lost: Callable[[], None]) -> None:
-        """Register and begin. `lost` is called, in another thread, when somebody ended this incarnation."""
-        self._lease.begin()
+    def start(self, *, go_on: Callable[[], None], lost: Callable[[], None]) -> None:
+        """Register and begin. `go_on` raises to give up while the database is away.
+
+        `lost` is called, in another thread, when somebody ended this incarnation.
+        """
+        self._lease.begin(go_on)
         self._executor.start()
         self._catalogue.start()
-        self._lease.start(holding=self.holding, ready=self._catalogue.ready, changed=self._buffer.wake, lost=lost)
+        self._lease.start(holding=self.holding, ready=self._catalogue.ready, renewed=self._buffer.resume,
+                          lost=lost)
 
     def stop(self) -> None:
         """What runs is settled, all else is given back, the incarnation is ended."""
@@ -72,14 +80,13 @@ class Runtime:
             self._lease.end(self._settings.max_attempts)
         except Unavailable as error:
             _log.warning("incarnation_not_ended", error=str(error))  # a supervisor, or the sweep, will do it
-        self.intake.close()
         self._database.close()
 
     def holding(self) -> Mapping[str, Any]:
         """What the heartbeat reports."""
         return {
             "networks": self._catalogue.names(), "refused": self._catalogue.refusals(),
-            "buffered": len(self._buffer), "inflight": self._executor.inflight, "pid": os.getpid(),
+            "buffered": len(self._buffer), "inflight": len(self._executor.inflight), "pid": os.getpid(),
             "rss_mb": _rss_mb(),
             "rates": {each.network: {"overhead_s": each.overhead_s, "per_work_s": each.per_work_s,
                                      "batch_work": each.batch_work, "batch_items": each.batch_items}
@@ -112,9 +119,9 @@ def step(settings: Settings, adopt: Callable[[Runtime], None]) -> type[bootsteps
         def create(self, worker: Any) -> None:
             if worker.pool_cls is not TaskPool:
                 raise ImproperlyConfigured(
-                    "Headrace runs in one process with one device: start it with `headrace worker`, or with "
-                    "`--pool threads --concurrency 1`. Prefork is refused because an engine (CUDA above all) that "
-                    "was opened before a fork breaks after it, and because children would each load every network.")
+                    "Headrace serves one device from one process: start it with `headrace worker`, or with "
+                    "`--pool threads --concurrency 1`. Prefork is refused: an engine (CUDA above all) "
+                    "that was opened before a fork breaks after it, and each child would load every network.")
             hardware, lanes = _queues(worker)
             self._runtime = Runtime(settings, hardware, lanes)
             adopt(self._runtime)
@@ -131,10 +138,15 @@ def step(settings: Settings, adopt: Callable[[Runtime], None]) -> type[bootsteps
                 if worker.hub is not None:
                     worker.hub.call_soon(lambda: None)
 
-            self._runtime.start(lost)
+            self._runtime.start(go_on=state.maybe_shutdown, lost=lost)
+
+        def close(self, _worker: Any) -> None:
+            # The first thing of all on the way down: what isn't running is given back before Celery takes
+            # leave of a broker that may be slow or gone.
+            self._runtime.stop()
 
         def stop(self, _worker: Any) -> None:
-            self._runtime.stop()
+            self._runtime.intake.close()
 
         terminate = stop
 
@@ -143,8 +155,9 @@ def step(settings: Settings, adopt: Callable[[Runtime], None]) -> type[bootsteps
 
 def _queues(worker: Any) -> tuple[str, tuple[str, ...]]:
     names = [name.split(".") for name in worker.app.amqp.queues.consume_from]
-    classes = {parts[1] for parts in names if len(parts) == 3 and parts[0] == "infer" and parts[2] in contract.LANES}
-    if len(classes) != 1:
-        raise ImproperlyConfigured("a worker serves one hardware class: use `headrace worker --hardware CLASS`, or "
-                                   "-Q infer.CLASS.interactive,infer.CLASS.bulk")
-    return classes.pop(), tuple(parts[2] for parts in names if len(parts) == 3)
+    ours = [parts for parts in names
+            if len(parts) == 3 and parts[0] == "infer" and parts[2] in contract.LANES]
+    if len({parts[1] for parts in ours}) != 1 or len(ours) != len(names):
+        raise ImproperlyConfigured("a worker serves one hardware class: use `headrace worker --hardware "
+                                   "CLASS`, or -Q infer.CLASS.interactive,infer.CLASS.bulk")
+    return ours[0][1], tuple(parts[2] for parts in ours)

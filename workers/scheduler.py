@@ -144,8 +144,8 @@ class Scheduler:
     def hungry(self, profile_of: Profiles, refused: Callable[[str], bool]) -> bool:
         """Whether another ticket is wanted: about two short batches or a long one beyond what is claimed.
 
-        What waits for its engine counts as one batch, so that it doesn't keep others out; what was `refused` as
-        nothing.
+        What waits for its engine counts as one batch, so that it doesn't keep others out; what was `refused`
+        as nothing.
         """
         total, loading, wanted = float(len(self._alone)), 0.0, 2.0
         for name, queue in self._queues.items():

@@ -1,4 +1,4 @@
-"""A loaded network: its engine, its task, and what it has learned about itself; and the warm-up that begins it."""
+"""A loaded network: its engine, its task, what it has learned about itself, and the warm-up it begins with."""
 
 import threading
 import time
@@ -15,14 +15,14 @@ from workers.tasks.base import Task
 
 WARM_UP_S = 0.5
 SAMPLE_WORK = 32.0  # of one made-up item where its size is free: a sentence of text
-# What a batch costs beside the device, until real ones have shown it: claim, settle and tell; decode and render.
+# What a batch and each of its jobs cost beside the device, until real ones have shown it (measured).
 BATCH_OVERHEAD_S = 0.0015
 ITEM_OVERHEAD_S = 0.00004
 
 
 @dataclass(slots=True, eq=False)
 class Loaded:
-    """A network that is ready to run here. `profile` is replaced as a whole, so it may be read without a lock."""
+    """A network that is ready to run here. `profile` is replaced as a whole: reading it needs no lock."""
 
     reference: str
     digest: str
@@ -56,8 +56,8 @@ class Loaded:
 
     def rate(self) -> Rate:
         """What others should know of its speed."""
-        profile = self.profile
-        return Rate(self.reference, profile.overhead_s, profile.per_work_s, profile.max_work, profile.max_items)
+        known = self.profile
+        return Rate(self.reference, known.overhead_s, known.per_work_s, known.max_work, known.max_items)
 
     def try_once(self) -> None:
         """Run one made-up item. Raises whatever the engine or the task does."""
@@ -66,8 +66,8 @@ class Loaded:
     def warm_up(self, known: Rate | None) -> None:
         """Run made-up batches of doubling size, until they take half a second together, or get no better.
 
-        With a known rate one run is enough. Whatever a run raises passes through: what can't run its own samples
-        can't be served.
+        With a known rate one run is enough. Whatever a run raises passes through: what can't run its own
+        samples can't be served.
         """
         self._sample_s(1)  # the first run allocates, and would teach a wrong overhead
         if known is not None:
@@ -91,7 +91,7 @@ class Loaded:
             count *= 2
 
     def _sample_s(self, count: int) -> tuple[float, float]:
-        """Work and seconds on the device of the first run of a made-up batch, which items of one key share."""
+        """Work and seconds on the device of a made-up batch: of its items that share a key."""
         items = self.task.sample(count, SAMPLE_WORK)
         run = batching.runs(items, padded=False, max_items=count, max_work=float("inf"))[0]
         items = [items[index] for index in run]

@@ -28,7 +28,7 @@ _log = structlog.get_logger("headrace.worker")
 
 
 class Abandoned(Exception):
-    """The worker had to stop while the database was away; what it held is released when its incarnation ends."""
+    """The worker had to stop while the database was away; what it held is released with its incarnation."""
 
 
 class Settler:
@@ -77,7 +77,8 @@ class Settler:
             _log.warning("settle_refused", jobs=len(outcomes), error=str(error))
             return self._one_by_one(outcomes, give_back, begin)
 
-    def _one_by_one(self, outcomes: Sequence[Outcome], give_back: Sequence[str], begin: Sequence[str]) -> Settled:
+    def _one_by_one(self, outcomes: Sequence[Outcome], give_back: Sequence[str],
+                    begin: Sequence[str]) -> Settled:
         settled = Settled()
         for each in outcomes:
             fault = Outcome(each.id, each.attempt, FAILED, None, None, isolation.INFERENCE_FAILED,
@@ -87,7 +88,7 @@ class Settler:
                     lambda tx: claim.settle(tx, [each], incarnation=self._incarnation)))
             except Abandoned:
                 raise
-            except Exception:
+            except Exception:  # noqa: BLE001 - a data error of either driver
                 _log.exception("output_refused", job=each.id)
                 part = self._insist(lambda fault=fault: self._database.write(  # type: ignore[misc]
                     lambda tx: claim.settle(tx, [fault], incarnation=self._incarnation)))

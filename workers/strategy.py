@@ -1,7 +1,7 @@
 """Celery's side: tickets in, acknowledgements out.
 
-An acknowledgement means "the rows know": a ticket is acknowledged as soon as each of its jobs was claimed or seen
-unclaimable, long before they have run. Celery's own structures are touched in its event loop alone.
+An acknowledgement means "the rows know": a ticket is acknowledged once each of its jobs was claimed or seen
+unclaimable, long before slow ones have run. Celery's own structures are touched in its event loop alone.
 """
 
 import collections
@@ -24,7 +24,8 @@ class Delivery:
     __slots__ = ("__weakref__", "acknowledged", "args", "buffered", "generation", "hostname", "id", "kwargs",
                  "message", "name", "open", "task", "ticket", "time_start")
 
-    def __init__(self, ticket: contract.Ticket, message: Any, task: Any, generation: int, hostname: str) -> None:
+    def __init__(self, ticket: contract.Ticket, message: Any, task: Any, *, generation: int,
+                 hostname: str) -> None:
         self.id = ticket.id
         self.ticket = ticket
         self.message = message
@@ -82,6 +83,8 @@ class Intake:
         self._generation += 1
         generation = self._generation
         self._consumer = consumer
+        for delivery in self._unacknowledged:
+            state.task_ready(delivery)
         self._unacknowledged.clear()
         self._forget(lambda delivery: delivery.generation != generation)
 
@@ -96,7 +99,7 @@ class Intake:
             if not ticket.entries:
                 ack()
                 return
-            delivery = Delivery(ticket, message, task, generation, consumer.hostname)
+            delivery = Delivery(ticket, message, task, generation=generation, hostname=consumer.hostname)
             self._unacknowledged.add(delivery)
             state.task_reserved(delivery)
             for callback in callbacks or ():
@@ -119,10 +122,11 @@ class Intake:
         self._later(False, {})
 
     def close(self) -> None:
-        """Acknowledge what is left, after the event loop has ended. Every row was claimed or unmarked before."""
+        """Acknowledge what is left, once the event loop has ended: all rows were claimed or unmarked."""
         self._drain()
         for delivery in tuple(self._unacknowledged):
-            self._acknowledge(delivery)
+            if not self._acknowledge(delivery):
+                return  # a broker that is gone would be waited for each time; what is left claims nothing
 
     def _later(self, done: bool, counts: Counts) -> None:
         self._events.append((done, counts))
@@ -153,9 +157,9 @@ class Intake:
         if delivery.open <= 0:
             state.task_ready(delivery, successful=True)
 
-    def _acknowledge(self, delivery: Delivery) -> None:
+    def _acknowledge(self, delivery: Delivery) -> bool:
         if delivery.acknowledged or delivery.generation != self._generation:
-            return
+            return True
         delivery.acknowledged = True
         self._unacknowledged.discard(delivery)
         try:
@@ -163,9 +167,11 @@ class Intake:
         except Exception as error:  # noqa: BLE001 - a channel that was replaced raises anything, AttributeError too,
             # and Celery would end the whole worker for it; the loop notices a lost connection by itself.
             _log.warning("ack_failed", ticket=delivery.id, error=repr(error))
+            return False
+        return True
 
     def _regulate(self) -> None:
-        """Let the broker send exactly one ticket more, or none: the buffer is bounded by work, not by messages."""
+        """Let the broker send one ticket more, or none: the buffer is bounded by work, not by messages."""
         qos = getattr(self._consumer, "qos", None)
         if qos is None:
             return

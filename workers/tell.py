@@ -17,7 +17,7 @@ _log = structlog.get_logger("headrace.worker")
 
 
 class Teller:
-    """One connection that only sends: after CLIENT REPLY OFF a publish costs no round trip. For one thread."""
+    """A connection that only sends: after CLIENT REPLY OFF a publish costs no round trip. For one thread."""
 
     def __init__(self, broker: str) -> None:
         self._pool = redis.ConnectionPool.from_url(
