@@ -145,6 +145,7 @@ async def waiters(bench: Bench, clients: int, seconds: float, rate: float) -> di
     late_s: list[float] = []
     submit_s: list[float] = []
     polls = 0
+    held = asyncio.Event()  # all long polls are out: only then jobs are submitted
     first = await load.Connection.open(bench.stack.port)
     endless = {**next(bench.inputs(1, 1)), "hardware": ["cuda"]}  # no such worker here: it stays queued
     status, body = await first.call(bench.post("/v1/jobs", endless))
@@ -157,12 +158,15 @@ async def waiters(bench: Bench, clients: int, seconds: float, rate: float) -> di
         connection = await load.Connection.open(bench.stack.port)
         while time.perf_counter() < stop:
             polls += 1
+            if polls == clients:
+                held.set()
             await connection.call(bench.get(f"/v1/jobs/{parked}?wait=10"))
         connection.close()
 
     async def submit(number: int) -> None:
         connection = await load.Connection.open(bench.stack.port)
         values = bench.inputs(int(seconds * rate), number)
+        await held.wait()
         due = time.perf_counter() + number / rate
         while due < stop:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))

@@ -184,7 +184,8 @@ def run(url: str, bench: Bench, arguments: argparse.Namespace) -> list[dict[str,
     probes, rows = Probes(database, bench), []
 
     def note(state: str, finished: int) -> dict[str, Any]:
-        rows.append(figures.emit("volume", state=state, finished=finished, **probes.measure(arguments.rounds)))
+        costs = probes.measure(arguments.rounds)
+        rows.append(figures.emit("volume", state=state, finished=finished, **costs))
         return rows[-1]
 
     fill(url, 0, arguments.small)
