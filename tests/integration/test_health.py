@@ -1,5 +1,6 @@
 """Health, with the broker stopped and frozen and the database gone."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from tests import brokers, waiting
 
 @pytest.fixture
 def own_settings(own_broker: brokers.Broker, migrated_sqlite: Path, tmp_path: Path) -> settings_of.Settings:
-    return settings_of.Settings(data_dir=tmp_path, database_url=f"sqlite:///{migrated_sqlite}", broker_url=own_broker.url)
+    shutil.copy(migrated_sqlite, tmp_path / "headrace.db")
+    return settings_of.Settings(data_dir=tmp_path, database_url=f"sqlite:///{tmp_path}/headrace.db", broker_url=own_broker.url)
 
 
 @pytest.fixture
