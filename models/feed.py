@@ -115,12 +115,10 @@ _ARMS = " UNION ALL ".join(arm for priority in PRIORITIES for arm in _arms(prior
 _PICK = Statement(f"SELECT * FROM ({_ARMS}) AS picked LIMIT :limit")
 _MARK = Statement("UPDATE jobs SET ticketed_until = {now} + :ms WHERE id {in ids} AND waiting")
 _CLEAR = Statement(
-    "WITH marked AS (SELECT id FROM jobs WHERE hardware = :hardware AND waiting AND deadline_at IS NULL "
+    "UPDATE jobs SET ticketed_until = NULL WHERE id IN (SELECT id FROM jobs WHERE id IN ("
+    "SELECT id FROM jobs WHERE hardware = :hardware AND waiting AND deadline_at IS NULL "
     "AND ticketed_until IS NOT NULL UNION ALL SELECT id FROM jobs WHERE hardware = :hardware AND waiting "
-    "AND deadline_at IS NOT NULL AND ticketed_until IS NOT NULL), "
-    "ordered AS (SELECT id FROM jobs WHERE id IN (SELECT id FROM marked) AND waiting ORDER BY id "
-    "{for_update}) "
-    "UPDATE jobs SET ticketed_until = NULL WHERE id IN (SELECT id FROM ordered)")
+    "AND deadline_at IS NOT NULL AND ticketed_until IS NOT NULL) AND waiting ORDER BY id {for_update})")
 _MARKED = Statement(
     "SELECT network, count(*), sum(work), min(ticketed_until) FROM (SELECT network, work, ticketed_until "
     "FROM jobs WHERE hardware = :hardware AND waiting AND deadline_at IS NULL AND ticketed_until > {now} "

@@ -74,7 +74,7 @@ def pack(waiting: Sequence[Waiting], limit_of: Callable[[str], Limit], room: flo
         share = 1.0 if job.suspect else limit_of(job.network).share(job.entry.work)
         place = None if job.suspect else current.get(job.network)
         if place is None or len(packed[place]) >= MAX_ENTRIES or shares[place] + share > FULL:
-            if packed and used >= room:
+            if packed and used + share > room + SLIVER:
                 break
             place = len(packed)
             packed.append([])
