@@ -49,10 +49,16 @@ _ENSURE = Statement("INSERT INTO tenants (id, webhook_secret, created_at) VALUES
                     "ON CONFLICT (id) DO NOTHING")
 
 
-def ensure(tx: Transaction, tenant: str) -> str:
-    """The secret that signs the webhooks of this tenant's own jobs; made with the tenant's row if need be."""
+def webhook_secret(tx: Transaction, tenant: str) -> str | None:
+    """The secret that signs the webhooks of this tenant's own jobs, if it has one yet."""
     row = tx.one(_SECRET, id=tenant)
-    if row is None:
+    return None if row is None else str(row[0])
+
+
+def ensure(tx: Transaction, tenant: str) -> str:
+    """The same, made with the tenant's row if need be."""
+    found = webhook_secret(tx, tenant)
+    if found is None:
         tx.run(_ENSURE, id=tenant, secret=signing.new_secret())
-        row = tx.all(_SECRET, id=tenant)[0]
-    return str(row[0])
+        found = str(tx.all(_SECRET, id=tenant)[0][0])
+    return found
