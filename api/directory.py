@@ -1,4 +1,4 @@
-"""What this process knows of networks, live workers, rates and lanes: a snapshot, refreshed in the background.
+"""What this process knows of networks, workers, rates and lanes: a snapshot, refreshed in the background.
 
 A request never waits for the database here, but for a name that the snapshot does not know (yet).
 """
@@ -37,10 +37,10 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    networks: Mapping[str, network.Network] = field(default_factory=dict)  # by name@version, and default by name
+    networks: Mapping[str, network.Network] = field(default_factory=dict)  # by name@version and by bare name
     served: Mapping[str, Served] = field(default_factory=dict)
-    workers: Mapping[str, Sequence[frozenset[str]]] = field(default_factory=dict)  # class to refusals of each worker
-    batches: Mapping[tuple[str, str], tuple[int, float]] = field(default_factory=dict)  # learned items and work
+    workers: Mapping[str, Sequence[frozenset[str]]] = field(default_factory=dict)  # class to refusals of each
+    batches: Mapping[tuple[str, str], tuple[int, float]] = field(default_factory=dict)  # learned: items, work
     waits: Mapping[str, float | None] = field(default_factory=dict)
     version: Row | None = None  # of the networks
 
@@ -86,7 +86,7 @@ class Directory:
             error = ModelNotReady(f"the network {found.reference} was rejected: {found.reason}")
             error.retryable = False
             raise error
-        raise ModelNotReady(f"the network {found.reference} is still being checked by a worker; try again shortly")
+        raise ModelNotReady(f"the network {found.reference} is being checked by a worker; try again shortly")
 
     def _unknown(self, model: str, found: network.Network | None) -> str:
         if found is not None:
@@ -96,8 +96,8 @@ class Directory:
         return f"there is no network {model!r}; {hint}"
 
     def place(self, served: Served, allowed: Sequence[str] | None = None) -> str | None:
-        """The class a job waits for: the first of the network's with a live worker, else the first; None: none."""
-        classes = served.hardware if allowed is None else [name for name in served.hardware if name in allowed]
+        """The class a job waits for: the network's first with a live worker, else its first; None: none."""
+        classes = [name for name in served.hardware if allowed is None or name in allowed]
         if not classes:
             return None
         workers = self._now.workers

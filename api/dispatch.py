@@ -46,7 +46,7 @@ class Headers(Mapping[str, str]):
         return value
 
     def get(self, name: str, default: Any = None) -> Any:
-        # The server hands over a header that isn't ASCII as an empty one: it is there, and must not be ignored.
+        # The server hands over a header that isn't ASCII as an empty one: it must not be ignored.
         key = _key(name)
         value = self._environ.get(key)
         return default if value is None or (not value and key in _UNPREFIXED) else value
@@ -111,7 +111,7 @@ def request_of(environ: Mapping[str, Any], method: str, params: Mapping[str, str
 def admit(service: "Service", route: Route, request: Request) -> Principal:
     """Who asks, if they may ask this. Raises Unauthenticated or Forbidden."""
     if service.settings.auth == "off":
-        # Without keys only this machine may ask, and a page in a browser is not this machine: its name shows it.
+        # Without keys only this machine may ask; that a page in a browser is none shows by its name.
         _check_origin(request, service.settings.host)
         return KEYLESS
     if route.scope is None:
@@ -154,7 +154,8 @@ def is_loopback(name: str) -> bool:
 
 
 def _check_params(request: Request) -> None:
-    if any("\x00" in value for value in request.params.values()):  # no name holds it, and PostgreSQL takes none
+    # No name holds it, and PostgreSQL takes none.
+    if any("\x00" in value for value in request.params.values()):
         raise faults.NotFound(f"there is nothing at {request.path!r}")
 
 

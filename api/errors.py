@@ -1,6 +1,6 @@
 """A domain error as problem+json: the only place that knows HTTP statuses.
 
-One hybrid body: the members of RFC 9457, and an `error` object, so that OpenAI's clients read the message too.
+One hybrid body: the members of RFC 9457, and an `error` object, so that OpenAI's clients read it too.
 """
 
 import json
@@ -16,11 +16,13 @@ from models.errors import Fault, HeadraceError, Unavailable
 STATUSES: Mapping[str, int] = {
     "invalid_json": 400, "invalid_request": 422, "unauthenticated": 401, "forbidden": 403, "not_found": 404,
     "method_not_allowed": 405, "model_not_found": 404, "model_not_ready": 409, "model_exists": 409,
-    "input_invalid": 422, "payload_too_large": 413, "unsupported_media_type": 415, "idempotency_mismatch": 422,
-    "idempotency_in_progress": 409, "rate_limited": 429, "queue_full": 429, "deadline_unmeetable": 429,
+    "input_invalid": 422, "payload_too_large": 413, "unsupported_media_type": 415,
+    "idempotency_mismatch": 422, "idempotency_in_progress": 409,
+    "rate_limited": 429, "queue_full": 429, "deadline_unmeetable": 429,
     "result_not_ready": 404, "result_expired": 410, "unavailable": 503,
 }
-_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_KINDS = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 # Clients retry these by themselves (OpenAI's SDK: 408, 409, 429, 5xx), so a permanent answer has to say so.
 _RETRIED = frozenset({408, 409, 429})
 _SAYS_WHEN = frozenset({429, 503})
@@ -64,8 +66,8 @@ def error_object(error: HeadraceError, status: int | None = None) -> dict[str, A
     """The part that OpenAI's clients read; also what one entry of a batch carries."""
     status = status or status_of(error)
     kind = "server_error" if status >= 500 else _KINDS.get(status, "invalid_request_error")
-    return {"message": detail_of(error), "type": kind, "param": error.faults[0].pointer if error.faults else None,
-            "code": error.code}
+    param = error.faults[0].pointer if error.faults else None
+    return {"message": detail_of(error), "type": kind, "param": param, "code": error.code}
 
 
 def _headers(error: HeadraceError, status: int) -> dict[str, str]:

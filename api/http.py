@@ -1,7 +1,7 @@
 """Requests and replies as plain values, the route table, and the one way from a request to its reply.
 
-Views are functions `(service, request, principal) -> Reply`. Flask is a shell around `dispatch`; the two hottest
-routes are reached by a shorter way that calls the same `dispatch`, so both answer alike, auth included.
+Views are functions `(service, request, principal) -> Reply`. Flask is a shell around `dispatch`; the two
+hottest routes are reached by a shorter way that calls the same `dispatch`, so both answer alike.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ PROBLEM = "application/problem+json"
 
 @dataclass(slots=True)
 class Request:
-    """One HTTP request. `headers` has lower-case names; `params` are the path's parts; `stream` is the raw body,
-    not yet read, for routes declared `upload=True` (then `body` is empty)."""
+    """One HTTP request. `headers` has lower-case names; `params` are the path's parts.
+
+    `stream` is the raw body, not yet read, for routes declared `upload=True` (then `body` is empty).
+    """
 
     method: str
     path: str
@@ -62,7 +64,7 @@ class Route:
 
     `scope` None: no key needed. `body`: msgspec type of the JSON body. `replies`: status to msgspec type, to
     a media type for what isn't JSON, or None.
-    `query`, `headers`: parameter name to (JSON schema, description). `form`: JSON schema of an upload's parts.
+    `query`, `headers`: name to (JSON schema, description). `form`: JSON schema of an upload's parts.
     """
 
     method: str

@@ -22,11 +22,12 @@ def name_of(request: Request, principal: Principal) -> Name | None:
     if text is None:
         return None
     key = text.strip()
-    if len(key) >= 2 and key[0] == key[-1] == '"':  # a quoted string, as the draft has it, or bare, as everybody does
+    if len(key) >= 2 and key[0] == key[-1] == '"':  # the draft quotes it, everybody else does not
         key = key[1:-1].replace('\\"', '"').replace("\\\\", "\\")
     if _KEY.match(key) is None:
         detail = "must be 1 to 255 printable ASCII characters, quoted or bare"
-        raise InvalidRequest(f"Idempotency-Key {detail}", faults=(Fault("Idempotency-Key", "format", detail),))
+        fault = Fault("Idempotency-Key", "format", detail)
+        raise InvalidRequest(f"Idempotency-Key {detail}", faults=(fault,))
     return Name(principal.tenant, request.path, key)
 
 
@@ -40,13 +41,13 @@ def fingerprint_of(request: Request, body: bytes | None = None) -> str:
 def replay(stored: Stored, fingerprint: str) -> Reply:
     """The answer that was given before. Raises IdempotencyMismatch for another request under the same key."""
     if stored.fingerprint != fingerprint:
-        raise IdempotencyMismatch(f"the Idempotency-Key {stored.name.key!r} was used with another request in the last "
-                                  "24 hours: send a new key")
+        raise IdempotencyMismatch(f"the Idempotency-Key {stored.name.key!r} was used with another request "
+                                  "in the last 24 hours: send a new key")
     return Reply(stored.status, stored.body, {**stored.headers, REPLAYED: "true"})
 
 
 def look_up(database: Database, name: Name, fingerprint: str) -> Reply:
-    """The answer that another request under this key got. Raises IdempotencyInProgress while there is none."""
+    """The answer that another request under this key got. Raises IdempotencyInProgress without one."""
     with database.read() as tx:
         stored = idempotency.get(tx, name)
     if stored is None or not stored.status:
@@ -54,12 +55,12 @@ def look_up(database: Database, name: Name, fingerprint: str) -> Reply:
     return replay(stored, fingerprint)
 
 
-def once(database: Database, request: Request, principal: Principal, create: Callable[[Transaction], Reply], *,
-         fingerprint: str | None = None) -> Reply:
+def once(database: Database, request: Request, principal: Principal,
+         create: Callable[[Transaction], Reply], *, fingerprint: str | None = None) -> Reply:
     """Run `create` in one durable transaction, together with the request's Idempotency-Key if it has one.
 
-    For every POST that creates, other than jobs, whose group commit does the same. `fingerprint`: where the body
-    was streamed, so that it can't be taken of it here. `create` must be repeatable.
+    For every POST that creates, other than jobs, whose group commit does the same. `fingerprint`: where the
+    body was streamed, so that it can't be taken of it here. `create` must be repeatable.
     """
     name = name_of(request, principal)
     if name is None:

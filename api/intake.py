@@ -19,7 +19,7 @@ from models.errors import HeadraceError, Unavailable
 
 log = structlog.get_logger("headrace.api")
 
-MAX_GROUP_JOBS = 2000  # of one transaction: at most some 30 ms, so that a single job behind big ones isn't held up
+MAX_GROUP_JOBS = 2000  # of one transaction: some 30 ms, so that a single job behind big ones isn't held up
 _CLOCK = Statement("SELECT {now}")
 
 
@@ -48,7 +48,7 @@ class Submission:
 
 @dataclass(slots=True)
 class _Plan:
-    """What one transaction is going to do besides storing: which jobs get tickets, which classes have some left."""
+    """What one transaction does besides storing: which jobs get tickets, which classes have some left."""
 
     offers: list[Offer] = field(default_factory=list)
     left: set[str] = field(default_factory=set)
@@ -119,7 +119,7 @@ class Intake:
             for member in group:  # each its own: an exception carries the traceback of one thread
                 member.error = Unavailable(error.detail, may_have_been_accepted=error.may_have_been_accepted)
                 member.error.__cause__ = error.__cause__
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised again, in the thread that it belongs to
             if len(group) == 1:
                 group[0].error = error
                 return

@@ -25,7 +25,7 @@ class Keyring:
     def verify(self, key: str) -> Principal:
         """Who holds this key. Raises Unauthenticated, or Unavailable when the database is out of reach."""
         if not keys.well_formed(key):
-            raise Unauthenticated("this is not an API key: it is `hr_` and 36 characters, the last 6 a checksum")
+            raise Unauthenticated("not an API key: one is `hr_` and 36 characters, the last 6 a checksum")
         digest = keys.digest(key)
         principal, until = self._known.get(digest, (None, 0.0))
         if until < time.monotonic():

@@ -1,4 +1,4 @@
-"""What a view may use: settings, database, and the moving parts of this process. Construction starts nothing."""
+"""What a view may use: settings, database, the moving parts of this process. Construction starts nothing."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -13,14 +13,14 @@ from models.settings import Settings, redis_url
 
 # Nothing on a request's way talks to the broker, so these only say how soon a frozen one is noticed.
 BROKER_TIMEOUT_S = 0.5
-# 640 threads may serve requests, but reads are short and writes queue behind one leader: a connection each would only
-# be waited for elsewhere.
+# 640 threads may serve requests, but reads are short and writes queue behind one leader: with a connection
+# each they would only wait elsewhere.
 CONNECTIONS = 40
 
 
 @dataclass
 class Service:
-    """The parts of one API process. `start()` runs its threads, `stop()` ends them and flushes the tickets."""
+    """The parts of one API process. `start()` runs its threads, `stop()` ends them, tickets published."""
 
     settings: Settings
     database: database.Database
@@ -37,7 +37,8 @@ class Service:
     @classmethod
     def build(cls, settings: Settings) -> Self:
         """The parts, put together; nothing runs and nothing is connected yet."""
-        store = database.connect(settings.database, synchronous=settings.sqlite_synchronous, pool_size=CONNECTIONS)
+        store = database.connect(settings.database, synchronous=settings.sqlite_synchronous,
+                                 pool_size=CONNECTIONS)
         client = redis_client(settings)
         known = directory.Directory(store)
         publisher = tickets.Publisher(client, store)

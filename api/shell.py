@@ -1,13 +1,12 @@
 """Flask, as thin as it goes: it routes, and turns what it refuses itself into problem+json."""
 
 from collections.abc import Callable
-from typing import Any
 
 import flask
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.routing import Rule
 
-from api import dispatch, errors, routes
+from api import dispatch, routes
 from api.http import Reply, Route
 from api.service import Service
 from models import errors as faults
@@ -15,7 +14,7 @@ from models.settings import Settings
 
 
 def create_app(settings: Settings, service: Service | None = None) -> flask.Flask:
-    """The application. Its service, made from the settings unless given, is `app.extensions["headrace"]`, not started.
+    """The application. Its service, made unless given and not started, is `app.extensions["headrace"]`.
 
     Raises SettingsInvalid where the settings would leave it open to the network without keys.
     """
@@ -59,7 +58,8 @@ def _refuse(error: HTTPException) -> flask.Response:
         headers["Allow"] = allowed
         if request.method == "OPTIONS":
             return response(Reply(204, headers=headers))
-    reply = dispatch.refusal(_domain_error(error, request.method, request.path, headers.get("Allow")), request)
+    domain_error = _domain_error(error, request.method, request.path, headers.get("Allow"))
+    reply = dispatch.refusal(domain_error, request)
     reply.headers |= headers
     return response(reply)
 

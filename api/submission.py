@@ -87,7 +87,8 @@ def _refuse(service: "Service", raw: bytes) -> None:
 def _check_classes(service: "Service", served: Served, given: Sequence[str]) -> None:
     known = service.directory.classes() | service.settings.classes().keys()
     faults = tuple(
-        Fault(f"/hardware/{index}", "unknown", f"{name!r} is no hardware class; there are {', '.join(sorted(known))}")
+        Fault(f"/hardware/{index}", "unknown",
+              f"{name!r} is no hardware class; there are {', '.join(sorted(known))}")
         for index, name in enumerate(given) if name not in known)
     if faults:
         raise bodies.invalid(faults)
@@ -96,8 +97,8 @@ def _check_classes(service: "Service", served: Served, given: Sequence[str]) -> 
 
 
 def _no_class(served: Served) -> InvalidRequest:
-    return bodies.invalid((Fault("/hardware", "unsupported",
-                                 f"{served.reference} runs on {', '.join(served.hardware)}: name one of these"),))
+    detail = f"{served.reference} runs on {', '.join(served.hardware)}: name one of these"
+    return bodies.invalid((Fault("/hardware", "unsupported", detail),))
 
 
 def _check_webhook(service: "Service", webhook: bodies.Webhook) -> None:
@@ -108,8 +109,8 @@ def _check_webhook(service: "Service", webhook: bodies.Webhook) -> None:
 def accepted(new: NewJob, accepted_at: int) -> Job:
     """The row as it is after its commit, without reading it back."""
     deadline_at = None if new.deadline_s is None else accepted_at + int(new.deadline_s * 1000)
-    return Job(new.id, new.tenant, new.network, new.hardware, QUEUED, 0, 0, new.priority, new.work, accepted_at, None,
-               None, deadline_at, None, None, None, None, None, new.metadata, new.webhook)
+    return Job(new.id, new.tenant, new.network, new.hardware, QUEUED, 0, 0, new.priority, new.work,
+               accepted_at, None, None, deadline_at, None, None, None, None, None, new.metadata, new.webhook)
 
 
 def accepted_json(service: "Service", new: NewJob, accepted_at: int) -> bytes:

@@ -19,8 +19,8 @@ from models.errors import HeadraceError
 
 log = structlog.get_logger("headrace.api")
 
-# Between two flushes, for each entry of the former, up to the maximum: a lone job's ticket leaves at once, and under
-# load a ticket gathers 20 to 30 ids instead of 2 to 7, at a sixth of the cost a job.
+# Between two flushes, for each entry of the former, up to the maximum: a lone job's ticket leaves at once,
+# and under load a ticket gathers 20 to 30 ids instead of 2 to 7, at a sixth of the cost a job.
 PACE_S, MAX_PACE_S = 0.001, 0.010
 MAX_PENDING = 50_000  # entries not yet published; above it rows are left behind
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.5, 5.0
@@ -41,7 +41,7 @@ class Offer:
 
 @dataclass(slots=True)
 class _Lane:
-    """What is known of one queue: its length when last told, and the shares of the last tickets put into it."""
+    """What is known of one queue: its length when last told, and the shares of the last tickets put in."""
 
     tickets: int = 0
     batches: float = 0.0
@@ -84,7 +84,7 @@ class Publisher:
             self._thread.join(5)
 
     def room(self, hardware: str, workers: int) -> float:
-        """How many more batches the class's queue may take now; 0 while the broker is away or too much is pending.
+        """How many more batches the class's queue may take; 0 while the broker is away or much is pending.
 
         One batch a live worker, as far as known; with none, one ticket in an empty queue.
         """
@@ -256,7 +256,7 @@ class Publisher:
 
 
 def tickets(offers: Iterable[Offer]) -> list[tuple[str, str, list[Entry], float]]:
-    """Cut into (class, network, entries, share): one network a ticket, at most MAX_ENTRIES and a batch of work."""
+    """Cut into (class, network, entries, share): one network, at most MAX_ENTRIES and one batch of work."""
     out: list[tuple[str, str, list[Entry], float]] = []
     groups: dict[tuple[str, str], list[Offer]] = {}
     for offer in offers:

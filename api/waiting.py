@@ -1,6 +1,6 @@
 """Long polls: one pub/sub listener and one re-read a second for all waiters of this process.
 
-Register, then read the row, then wait: what is told in between is not lost. No database connection is held meanwhile.
+Register, then read the row, then wait: what is told in between is not lost. No database connection is held.
 """
 
 import threading

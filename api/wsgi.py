@@ -21,9 +21,9 @@ from models import ids, settings
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse
 
-# A long poll holds a thread, and so does each of the accepted requests of a group commit: waiting.MAX_WAITERS and
-# 128 more. The pool grows as it is needed, so an idle server has few. Connections above BACKPRESSURE wait in the
-# kernel; kept-alive ones count, so it lies well above the threads.
+# A long poll holds a thread, and so does each request of a group commit: waiting.MAX_WAITERS and 128 more.
+# The pool grows as it is needed, so an idle server has few. Connections above BACKPRESSURE wait in the kernel;
+# kept-alive ones count, so it lies well above the threads.
 BLOCKING_THREADS = 640
 BACKPRESSURE = 2048
 
@@ -36,7 +36,7 @@ _NO_PARAMS: Mapping[str, str] = {}
 
 
 def build() -> Application:
-    """The application with the settings of the environment, its threads started; they end with the process."""
+    """The application over the environment's settings, its threads started; they end with the process."""
     app = create_app(settings.load())
     service: Service = app.extensions["headrace"]
     service.start()

@@ -31,15 +31,18 @@ class Stored:
 
 # A key older than its retention counts as new, whether housekeeping has been here or not.
 _TAKE_OVER = (
-    "ON CONFLICT (tenant, path, key) DO UPDATE SET fingerprint = excluded.fingerprint, status = excluded.status, "
-    "body = excluded.body, headers = excluded.headers, created_at = excluded.created_at "
+    "ON CONFLICT (tenant, path, key) DO UPDATE SET fingerprint = excluded.fingerprint, "
+    "status = excluded.status, body = excluded.body, headers = excluded.headers, "
+    "created_at = excluded.created_at "
     f"WHERE idempotency_keys.created_at < excluded.created_at - {KEEP_MS} RETURNING tenant, path, key")
 _COLUMNS = "tenant, path, key, fingerprint, status, body, headers, created_at"
 _ENTER = Statement(
-    f"""INSERT INTO idempotency_keys ({_COLUMNS}) SELECT *, {{now}} FROM unnest(:tenants::text[], :paths::text[],
-        :keys::text[], :fingerprints::text[], :statuses::int[], :bodies::bytea[], :headers::text[]) {_TAKE_OVER}""",
-    sqlite=f"""INSERT INTO idempotency_keys ({_COLUMNS}) SELECT value->>0, value->>1, value->>2, value->>3, value->>4,
-        CAST(value->>5 AS BLOB), value->>6, {{now}} FROM json_each(:rows) WHERE TRUE {_TAKE_OVER}""")
+    f"""INSERT INTO idempotency_keys ({_COLUMNS}) SELECT *, {{now}} FROM unnest(
+        :tenants::text[], :paths::text[], :keys::text[], :fingerprints::text[], :statuses::int[],
+        :bodies::bytea[], :headers::text[]) {_TAKE_OVER}""",
+    sqlite=f"""INSERT INTO idempotency_keys ({_COLUMNS})
+        SELECT value->>0, value->>1, value->>2, value->>3, value->>4, CAST(value->>5 AS BLOB),
+        value->>6, {{now}} FROM json_each(:rows) WHERE TRUE {_TAKE_OVER}""")
 _GET = Statement("SELECT fingerprint, status, body, headers FROM idempotency_keys "
                  "WHERE tenant = :tenant AND path = :path AND key = :key")
 _FILL = Statement("UPDATE idempotency_keys SET status = :status, body = :body, headers = :headers "
@@ -77,7 +80,8 @@ def fill(tx: Transaction, name: Name, *, status: int, body: bytes, headers: Mapp
 
 _FORGET = Statement(
     "DELETE FROM idempotency_keys WHERE (tenant, path, key) IN (SELECT tenant, path, key "
-    f"FROM idempotency_keys WHERE created_at < {{now}} - {KEEP_MS} ORDER BY tenant, path, key LIMIT :limit {{for_update}})")
+    f"FROM idempotency_keys WHERE created_at < {{now}} - {KEEP_MS} ORDER BY tenant, path, key LIMIT :limit "
+    "{for_update})")
 
 
 def forget(tx: Transaction, limit: int) -> int:

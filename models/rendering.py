@@ -1,4 +1,4 @@
-"""A job as clients see it, over HTTP and in webhooks. Outputs and metadata are stored as JSON and spliced in."""
+"""A job as clients see it, over HTTP and in webhooks. Outputs and metadata are JSON already: spliced in."""
 
 import functools
 from datetime import UTC, datetime
@@ -25,8 +25,9 @@ def time_of(ms: int | None) -> str | None:
     return None if ms is None else rfc3339(ms)
 
 
-def job_object(job: Job, output: bytes | None = None, *, estimated_start_s: float | None = None) -> dict[str, Any]:
-    """The job, ready to be encoded by msgspec. `output`: its JSON, where the job has ended well and it is wanted."""
+def job_object(job: Job, output: bytes | None = None, *,
+               estimated_start_s: float | None = None) -> dict[str, Any]:
+    """The job, ready to be encoded by msgspec. `output`: its JSON, where it ended well and is wanted."""
     url = "/v1/jobs/" + job.id
     started = job.started_at is not None
     return {
@@ -53,5 +54,6 @@ def job_json(job: Job, output: bytes | None = None, *, estimated_start_s: float 
 
 def _error(job: Job) -> dict[str, Any] | None:
     if job.error_code is not None:
-        return {"code": job.error_code, "message": job.error_message or "", "retryable": job.error_code in RETRYABLE}
+        return {"code": job.error_code, "message": job.error_message or "",
+                "retryable": job.error_code in RETRYABLE}
     return _REMOVED if job.result_removed else None

@@ -47,7 +47,8 @@ def submit(service: "Service", request: Request, principal: Principal) -> Reply:
     new = submission.prepare(service, principal, request.body)
     entry = Submission((new,))
     if key_name is not None:
-        entry.key = Key(key_name, idempotency.fingerprint_of(request), lambda now: _accepted(service, new, now))
+        entry.key = Key(key_name, idempotency.fingerprint_of(request),
+                        lambda now: _accepted(service, new, now))
     if not wait_s:
         return _submit(service, entry, new)
     waiter = service.waiters.register(new.id)  # before the commit, so that no end goes unheard
@@ -85,7 +86,8 @@ def _accepted(service: "Service", new: NewJob, now: int) -> Reply:
         "Location": "/v1/jobs/" + new.id, "Retry-After": _retry_after(service, new.hardware)})
 
 
-@table.route("POST", "/v1/jobs/batch", scope="jobs:write", summary="Submit up to 1000 jobs", body=bodies.BatchBody,
+@table.route("POST", "/v1/jobs/batch", scope="jobs:write", summary="Submit up to 1000 jobs",
+             body=bodies.BatchBody,
              replies={202: job_shapes.BatchReply}, idempotent=True)
 def submit_batch(service: "Service", request: Request, principal: Principal) -> Reply:
     """Store the jobs that are right, in one transaction, and say of each what became of it."""
@@ -104,7 +106,9 @@ def submit_batch(service: "Service", request: Request, principal: Principal) -> 
         entry.key = Key(key_name, idempotency.fingerprint_of(request),
                         lambda now: _batch_reply(service, entries, now))
     service.intake.submit(entry)
-    return _batch_reply(service, entries, entry.accepted_at) if entry.key is None else _replayed_or(service, entry)
+    if entry.key is not None:
+        return _replayed_or(service, entry)
+    return _batch_reply(service, entries, entry.accepted_at)
 
 
 def _batch_reply(service: "Service", entries: Sequence[NewJob | HeadraceError], now: int) -> Reply:
@@ -149,7 +153,8 @@ def get(service: "Service", request: Request, principal: Principal) -> Reply:
              replies={200: job_shapes.JobList}, query={
                  "state": ({"type": "string", "enum": list(job.STATES)}, "Only jobs in this state"),
                  "model": ({"type": "string"}, "Only jobs of this network, or of this version of it"),
-                 "limit": ({"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": PAGE}, "Jobs a page"),
+                 "limit": ({"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": PAGE},
+                           "Jobs a page"),
                  "after": ({"type": "string"}, "The last id of the page before"),
              })
 def listing(service: "Service", request: Request, principal: Principal) -> Reply:

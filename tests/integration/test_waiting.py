@@ -27,7 +27,9 @@ def listeners(broker: brokers.Broker) -> int:
 def test_a_message_wakes_those_who_wait_for_its_jobs_and_no_others(api: apis.Api, broker: brokers.Broker) -> None:
     waiting.until(lambda: listeners(broker) == 1, what="the subscription")
     mine, same, other = (api.service.waiters.register(name) for name in ("job_a", "job_a", "job_b"))
-    assert mine is not None and same is not None and other is not None
+    assert mine is not None
+    assert same is not None
+    assert other is not None
     with broker.client() as client:
         client.publish(contract.DONE_CHANNEL, contract.encode_done(["job_x", "job_a"]))
     assert mine.wait(20)
