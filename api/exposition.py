@@ -26,6 +26,7 @@ _LANES = Statement(
     "ORDER BY hardware, lane")
 _RATES = Statement("SELECT network, hardware, overhead_s, per_work_s, batch_work, batch_items FROM rates "
                    "ORDER BY network, hardware")
+_NETWORKS = Statement("SELECT state, count(*) FROM networks GROUP BY state")
 _PENDING = {
     "events": Statement(
         "SELECT count(*) FROM (SELECT 1 FROM events WHERE fanned_at IS NULL LIMIT :limit) AS counted"),
@@ -39,8 +40,7 @@ def text(service: "Service") -> bytes:
     """All figures in Prometheus's text format."""
     registry = CollectorRegistry()
     registry.register(_Derived(service))
-    own = getattr(service.metrics, "registry", None)
-    return generate_latest(registry) + (b"" if own is None else generate_latest(own))
+    return generate_latest(registry) + generate_latest(service.metrics.registry)
 
 
 class _Derived(Collector):
@@ -51,6 +51,8 @@ class _Derived(Collector):
         return ()  # else registering would ask the database
 
     def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("headrace_long_polls", "Clients that wait for a job in this process.",
+                                float(self._service.waiters.count))
         up = GaugeMetricFamily("headrace_database_up", "1: the database answered this scrape.")
         try:
             with self._service.database.read() as tx:
@@ -130,11 +132,9 @@ def _numbers(holding: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def _networks(tx: Transaction) -> Iterator[Metric]:
     states = _Gauge("headrace_networks", "Network versions by state.", "state")
-    totals = dict.fromkeys((network.CHECKING, network.READY, network.REJECTED, network.RETIRED), 0)
-    for each in network.every(tx):
-        totals[each.state] += 1
-    for state, total in totals.items():
-        states.add(total, state)
+    totals = {str(row[0]): int(row[1]) for row in tx.all(_NETWORKS)}
+    for state in (network.CHECKING, network.READY, network.REJECTED, network.RETIRED):
+        states.add(totals.get(state, 0), state)
     yield states.family
     by = ("network", "hardware")
     overhead = _Gauge("headrace_network_overhead_seconds", "Learned: the cost of a batch without items.", *by)

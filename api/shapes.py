@@ -34,7 +34,10 @@ class NetworkUrls(msgspec.Struct):
 
 
 class Network(msgspec.Struct):
-    """A version of a network. The members up to `owned_by` are those of OpenAI's models."""
+    """A version of a network. The members up to `owned_by` are those of OpenAI's models.
+
+    `manifest` is left out of lists: it may hold thousands of labels.
+    """
 
     id: str
     object: Literal["model"]
@@ -55,10 +58,10 @@ class Network(msgspec.Struct):
     latency: list[Latency]
     digest: str
     files: list[File]
-    manifest: dict[str, Any]
     created_at: str
     ready_at: str | None
     urls: NetworkUrls
+    manifest: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
 class NetworkList(msgspec.Struct):

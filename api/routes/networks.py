@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from api import idempotency, network_upload, shapes
 from api.http import Principal, Reply, Request, Table
 from models import network, rendering
@@ -63,7 +65,7 @@ def every(service: "Service", _request: Request, _principal: Principal) -> Reply
     with service.database.read() as tx:
         found = network.every(tx)
         rates = tx.all(_RATES)
-    return shapes.reply(shapes.NetworkList("list", [_shape(each, rates) for each in found]))
+    return shapes.reply(shapes.NetworkList("list", [_shape(each, rates, whole=False) for each in found]))
 
 
 @table.route("GET", "/v1/models/{model}", scope="models:read",
@@ -152,7 +154,7 @@ def _retiring(found: Network) -> bool:
     return found.withdrawn_at is not None and found.state != network.RETIRED
 
 
-def _shape(found: Network, rates: Sequence[tuple[Any, ...]]) -> shapes.Network:
+def _shape(found: Network, rates: Sequence[tuple[Any, ...]], *, whole: bool = True) -> shapes.Network:
     manifest: Mapping[str, Any] = found.manifest
     url = f"/v1/models/{found.reference}"
     return shapes.Network(
@@ -169,6 +171,6 @@ def _shape(found: Network, rates: Sequence[tuple[Any, ...]]) -> shapes.Network:
         digest=found.digest,
         files=[shapes.File(path, file["size"], file["blob"].removeprefix("sha256-"))
                for path, file in found.files.items()],
-        manifest=dict(manifest), created_at=rendering.rfc3339(found.created_at),
+        created_at=rendering.rfc3339(found.created_at),
         ready_at=rendering.time_of(found.ready_at),
-        urls=shapes.NetworkUrls(url, url + "/promote"))
+        urls=shapes.NetworkUrls(url, url + "/promote"), manifest=dict(manifest) if whole else msgspec.UNSET)
