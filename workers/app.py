@@ -13,7 +13,7 @@ from workers import runtime, strategy
 def create_celery(settings: Settings) -> Celery:
     """An application for workers, `inspect`, `control` and Flower. Connects to nothing by itself."""
     app = Celery("headrace", set_as_current=False, strict_typing=False)
-    app.conf.update(contract.celery_settings(settings.broker))
+    app.conf.update(contract.celery_settings(settings.broker), worker_consumer="workers.consumer:Consumer")
     running: list[runtime.Runtime] = []
 
     def open_intake(task: Any, consumer: Any) -> Callable[..., None]:

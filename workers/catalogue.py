@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 
@@ -32,6 +33,8 @@ MAX_ENGINES = 32
 STOP_S = 5.0
 MEMORY_SHARE = 0.5  # of the machine's memory that the files of loaded networks may take up together
 
+OpenEngine = Callable[[Path, HardwareClass], engines.Engine]
+
 _log = structlog.get_logger("headrace.worker")
 
 
@@ -47,7 +50,9 @@ class Refusal:
 class Catalogue:
     """`loaded` is called after an engine was loaded, `refused` after one could not be; both in its thread."""
 
-    def __init__(self, database: Database, artifacts: Artifacts, hardware: HardwareClass) -> None:
+    def __init__(self, database: Database, artifacts: Artifacts, hardware: HardwareClass,
+                 open_engine: OpenEngine = engines.open_engine) -> None:
+        self._open_engine = open_engine
         self._database = database
         self._artifacts = artifacts
         self._hardware = hardware
@@ -170,7 +175,7 @@ class Catalogue:
         if kind is None:
             raise NetworkRejected(f"task {network.task!r} is not served; known are {', '.join(KINDS)}")
         with self._artifacts.opening(network):
-            engine = engines.open_engine(folder / network.manifest["artifact"], self._hardware)
+            engine = self._open_engine(folder / network.manifest["artifact"], self._hardware)
             try:
                 signature = kind.inspect(network.manifest, engine, folder)
                 serving.loaded(network, engine, kind.make(network.manifest, signature, folder)).try_once()
@@ -237,7 +242,7 @@ class Catalogue:
             raise NetworkRejected(f"there is no checked network {reference}")
         folder = self._artifacts.folder_of(network)
         with self._artifacts.opening(network):
-            engine = engines.open_engine(folder / network.manifest["artifact"], self._hardware)
+            engine = self._open_engine(folder / network.manifest["artifact"], self._hardware)
             try:
                 task = KINDS[network.task].make(network.manifest, network.signature, folder)
                 found = serving.loaded(network, engine, task)

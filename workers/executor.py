@@ -1,4 +1,4 @@
-"""claim → run → settle → tell, in two threads over one device: one batch runs while another reads or writes."""
+"""claim → run → settle → tell, in two threads over one device: one runs while another reads or writes."""
 
 import collections
 import threading
@@ -39,7 +39,8 @@ class Executor:
     """`stop` returns when what ran is settled and the rest given back."""
 
     def __init__(self, *, database: Database, blobs: Blobs, buffer: Buffer, intake: Intake,
-                 catalogue: Catalogue, settler: Settler, incarnation: str, hardware: str, broker: str) -> None:
+                 catalogue: Catalogue, settler: Settler, incarnation: str, hardware: str,
+                 broker: str) -> None:
         self._database = database
         self._blobs = blobs
         self._buffer = buffer
@@ -53,8 +54,8 @@ class Executor:
         # Jobs that were perhaps claimed: the answer to the commit was lost.
         self._doubtful: collections.deque[str] = collections.deque()
         self._stopping = False
-        self._threads = [threading.Thread(target=self._work, name=f"headrace-executor-{index}", daemon=True)
-                         for index in range(THREADS)]
+        self._threads = [threading.Thread(target=self._work, name=f"headrace-executor-{at}", daemon=True)
+                         for at in range(THREADS)]
         self.inflight = Inflight()
 
     def start(self) -> None:

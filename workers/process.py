@@ -35,5 +35,8 @@ def run_worker(settings: Settings, hardware: str, lanes: Sequence[str]) -> int:
     except (HardwareMissing, EngineUnavailable, SettingsInvalid) as error:
         sys.stderr.write(f"headrace worker: {error}\n")
         return EXIT_USAGE if isinstance(error, SettingsInvalid) else EXIT_MISSING
+    # Said at each reconnect, about a setting that the contract sets on purpose. Here, since Celery's logging
+    # puts filters of its own first.
+    warnings.filterwarnings("ignore", message=r"(?s).*cancels all currently executed tasks", category=Warning)
     worker.start()
     return EXIT_OK if worker.exitcode is None else int(worker.exitcode)

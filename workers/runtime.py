@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from workers.artifacts import Artifacts
 from workers.buffer import Buffer
 from workers.catalogue import Catalogue
 from workers.executor import Executor
+from workers.farewell import Farewell
 from workers.lease import Lease
 from workers.settling import Settler
 from workers.strategy import Intake
@@ -126,24 +128,32 @@ def step(settings: Settings, adopt: Callable[[Runtime], None]) -> type[bootsteps
             self._runtime = Runtime(settings, hardware, lanes)
             adopt(self._runtime)
 
+            self._farewell = Farewell(self._runtime.stop)
+
         def start(self, worker: Any) -> None:
-            # Celery restarts itself on SIGHUP and fails on Ctrl-C; here both end the worker as SIGTERM does.
-            warm = signal.getsignal(signal.SIGTERM)
-            if callable(warm):
-                for number in (signal.SIGHUP, signal.SIGINT):
-                    signal.signal(number, warm)
+            celerys = signal.getsignal(signal.SIGTERM)
+
+            def warm(number: int, frame: Any) -> None:
+                self._farewell.begin()
+                if callable(celerys):
+                    celerys(number, frame)
 
             def lost() -> None:
                 state.should_stop = EXIT_LOST
+                self._farewell.begin(EXIT_LOST)
                 if worker.hub is not None:
                     worker.hub.call_soon(lambda: None)
 
             self._runtime.start(go_on=state.maybe_shutdown, lost=lost)
+            # Celery restarts itself on SIGHUP and fails on Ctrl-C; here both end the worker as SIGTERM does.
+            if threading.current_thread() is threading.main_thread():
+                for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                    signal.signal(each, warm)
 
         def close(self, _worker: Any) -> None:
-            # The first thing of all on the way down: what isn't running is given back before Celery takes
-            # leave of a broker that may be slow or gone.
-            self._runtime.stop()
+            # The first thing of all on the way down, however it began: `control shutdown` gives no signal.
+            self._farewell.begin()
+            self._farewell.wait()
 
         def stop(self, _worker: Any) -> None:
             self._runtime.intake.close()

@@ -1,4 +1,4 @@
-"""A loaded network: its engine, its task, what it has learned about itself, and the warm-up it begins with."""
+"""A loaded network: its engine, its task, what it has learned about itself, and its warm-up."""
 
 import threading
 import time
