@@ -69,38 +69,46 @@ _FIELDS = ("name, version, task, state, reason, is_default, digest, manifest, fi
            "ready_at, withdrawn_at")
 _ALL = Statement(f"SELECT {_FIELDS} FROM networks ORDER BY name, created_at, version")
 _VERSION = Statement(
-    "SELECT count(*), max(updated_at), sum(updated_at), count(CASE WHEN state = 'ready' THEN 1 END) FROM networks")
+    "SELECT count(*), max(updated_at), sum(updated_at), count(CASE WHEN state = 'ready' THEN 1 END) "
+    "FROM networks")
 _GET = Statement(f"SELECT {_FIELDS} FROM networks WHERE name = :name AND version = :version")
-_CHECKING = Statement(f"SELECT {_FIELDS} FROM networks WHERE state = 'checking' ORDER BY created_at LIMIT :limit")
+_CHECKING = Statement(
+    f"SELECT {_FIELDS} FROM networks WHERE state = 'checking' ORDER BY created_at LIMIT :limit")
 _ADD = Statement(
-    "INSERT INTO networks (name, version, task, state, is_default, digest, manifest, files, created_at, updated_at) "
-    "VALUES (:name, :version, :task, 'checking', NOT EXISTS (SELECT 1 FROM networks n WHERE n.name = :name AND "
-    "n.is_default), :digest, :manifest, :files, {now}, {now}) ON CONFLICT DO NOTHING")
-_ACCEPT = Statement("UPDATE networks SET state = 'ready', signature = :signature, ready_at = {now}, updated_at = {now} "
-                    "WHERE name = :name AND version = :version AND digest = :digest AND state = 'checking'")
-_REJECT = Statement("UPDATE networks SET state = 'rejected', reason = :reason, updated_at = {now}, is_default = FALSE "
-                    "WHERE name = :name AND version = :version AND digest = :digest AND state = 'checking'")
-_UNSET = Statement("UPDATE networks SET is_default = FALSE, updated_at = {now} WHERE name = :name AND is_default")
+    "INSERT INTO networks (name, version, task, state, is_default, digest, manifest, files, created_at, "
+    "updated_at) VALUES (:name, :version, :task, 'checking', NOT EXISTS (SELECT 1 FROM networks n "
+    "WHERE n.name = :name AND n.is_default), :digest, :manifest, :files, {now}, {now}) "
+    "ON CONFLICT DO NOTHING")
+_ACCEPT = Statement(
+    "UPDATE networks SET state = 'ready', signature = :signature, ready_at = {now}, updated_at = {now} "
+    "WHERE name = :name AND version = :version AND digest = :digest AND state = 'checking'")
+_REJECT = Statement(
+    "UPDATE networks SET state = 'rejected', reason = :reason, updated_at = {now}, is_default = FALSE "
+    "WHERE name = :name AND version = :version AND digest = :digest AND state = 'checking'")
+# Two who change the default of one name at once would each miss what the other has not committed.
+_LOCK = Statement("SELECT version FROM networks WHERE name = :name ORDER BY version {for_update}")
+_UNSET = Statement(
+    "UPDATE networks SET is_default = FALSE, updated_at = {now} WHERE name = :name AND is_default")
 _PROMOTE = Statement("UPDATE networks SET is_default = TRUE, updated_at = {now} "
                      "WHERE name = :name AND version = :version")
 # The first live version of a name is its default, until another is promoted.
 _INHERIT = Statement(
     "UPDATE networks SET is_default = TRUE, updated_at = {now} WHERE name = :name AND NOT EXISTS "
-    "(SELECT 1 FROM networks d WHERE d.name = :name AND d.is_default) AND version = (SELECT version FROM networks f "
-    "WHERE f.name = :name AND f.state IN ('checking', 'ready') AND f.withdrawn_at IS NULL "
-    "ORDER BY f.created_at, f.version LIMIT 1)")
+    "(SELECT 1 FROM networks d WHERE d.name = :name AND d.is_default) AND version = "
+    "(SELECT version FROM networks f WHERE f.name = :name AND f.state IN ('checking', 'ready') "
+    "AND f.withdrawn_at IS NULL ORDER BY f.created_at, f.version LIMIT 1)")
 _WITHDRAW = Statement("UPDATE networks SET withdrawn_at = COALESCE(withdrawn_at, {now}), is_default = FALSE, "
                       "updated_at = {now} WHERE name = :name AND version = :version")
 _REINSTATE = Statement("UPDATE networks SET withdrawn_at = NULL, updated_at = {now} "
                        "WHERE name = :name AND version = :version AND state <> 'retired'")
-_WITHDRAWN = Statement("SELECT name, version FROM networks WHERE withdrawn_at IS NOT NULL AND state <> 'retired' "
-                       "ORDER BY name, version")
+_WITHDRAWN = Statement("SELECT name, version FROM networks WHERE withdrawn_at IS NOT NULL "
+                       "AND state <> 'retired' ORDER BY name, version")
 _RETIRE = Statement("UPDATE networks SET state = 'retired', is_default = FALSE, updated_at = {now} "
                     "WHERE name = :name AND version = :version")
 _REVIVE = Statement(
-    "UPDATE networks SET state = 'checking', reason = NULL, signature = NULL, ready_at = NULL, withdrawn_at = NULL, "
-    "digest = :digest, manifest = :manifest, files = :files, task = :task, updated_at = {now} "
-    "WHERE name = :name AND version = :version AND state IN ('rejected', 'retired')")
+    "UPDATE networks SET state = 'checking', reason = NULL, signature = NULL, ready_at = NULL, "
+    "withdrawn_at = NULL, digest = :digest, manifest = :manifest, files = :files, task = :task, "
+    "updated_at = {now} WHERE name = :name AND version = :version AND state IN ('rejected', 'retired')")
 # Each part reads one of the partial indexes over live jobs, never the finished ones.
 _LIVE_JOBS = Statement(
     "SELECT (SELECT count(*) FROM jobs WHERE network = :network AND waiting AND deadline_at IS NULL) + "
@@ -110,8 +118,8 @@ _LIVE_JOBS = Statement(
 
 def _from_row(row: Row) -> Network:
     name, version, task, state, reason, default, digest, manifest, files, signature, *times = row
-    return Network(name, version, task, state, reason, bool(default), digest, json.loads(manifest), json.loads(files),
-                   None if signature is None else json.loads(signature), *times)
+    return Network(name, version, task, state, reason, bool(default), digest, json.loads(manifest),
+                   json.loads(files), None if signature is None else json.loads(signature), *times)
 
 
 def every(tx: Transaction) -> list[Network]:
@@ -159,12 +167,14 @@ def reject(tx: Transaction, network: Network, reason: str) -> bool:
 
 
 def promote(tx: Transaction, name: str, version: str) -> None:
+    tx.all(_LOCK, name=name)
     tx.run(_UNSET, name=name)
     tx.run(_PROMOTE, name=name, version=version)
 
 
 def withdraw(tx: Transaction, name: str, version: str) -> None:
     """Take no new jobs for a version; it is retired at once if none is live, else by `retire_withdrawn`."""
+    tx.all(_LOCK, name=name)
     tx.run(_WITHDRAW, name=name, version=version)
     tx.run(_INHERIT, name=name)
     if live_jobs(tx, f"{name}@{version}") == 0:
