@@ -24,7 +24,8 @@ artifact: model.onnx
 labels: labels.txt
 bytes: {{head: {beg_size}, tail: {end_size}, block: {block_size}, padding: {padding_token}, strip: true}}
 hardware: [cuda, cpu]
-batching: {{max_items: 16}}
+# Batches make it no faster on a CPU (76 files/s alone, 61 by 16), and move its scores by up to 1e-4.
+batching: {{max_items: 1}}
 """
 
 

@@ -34,7 +34,7 @@ def add_pooling(network: onnx.ModelProto) -> onnx.ModelProto:
     ])
 
     def reduce(kind: str, source: str, target: str, keep: int) -> onnx.NodeProto:
-        # Up to opset 17 ReduceL2 takes its axes as an attribute, from 18 on as an input, as ReduceSum since 13.
+        # Up to opset 17 ReduceL2 takes axes as an attribute, from 18 on as an input, as ReduceSum since 13.
         if kind == "ReduceL2" and opset < 18:
             return helper.make_node(kind, [source], [target], axes=[1], keepdims=keep)
         return helper.make_node(kind, [source, "pool_axis_1"], [target], keepdims=keep)

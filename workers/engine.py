@@ -1,8 +1,10 @@
 """An engine is a loaded network on a device, ready to run. The only import of ONNX Runtime, on first use."""
 
 import importlib.metadata
+import os
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -99,7 +101,7 @@ def open_engine(path: Path | str, hardware: HardwareClass) -> OnnxEngine:
     """Load an ONNX file on the providers of a class, and on no other in their stead.
 
     Raises NetworkRejected (the file can't be served, with the reason), HardwareMissing (a provider of the
-    class didn't start), EngineUnavailable (ONNX Runtime isn't installed, or there is no memory for the weights).
+    class didn't start), EngineUnavailable (no ONNX Runtime, or no memory for the weights).
     """
     path = Path(path)
     runtime = _runtime(hardware)
@@ -121,8 +123,9 @@ def available(hardware: HardwareClass) -> None:
     known = runtime.get_available_providers()
     for provider in hardware.providers:
         if provider not in known:
-            raise HardwareMissing(f"hardware class {hardware.name!r} needs {provider}, which the installed "
-                                  f"ONNX Runtime does not have (it has {', '.join(known)}). {_advice(hardware)}")
+            raise HardwareMissing(
+                f"hardware class {hardware.name!r} needs {provider}, which the installed ONNX Runtime does "
+                f"not have (it has {', '.join(known)}). {_advice(hardware)}")
     try:
         session = _session(runtime, _PROBE, hardware)
         session.run(None, {"a": np.zeros(1, np.float32)})
@@ -132,6 +135,9 @@ def available(hardware: HardwareClass) -> None:
 
 
 def _runtime(hardware: HardwareClass) -> Any:
+    # Else the Linux wheel of 1.32 looks up a telemetry host and writes a file to the temporary folder (seen
+    # with strace), and `disable_telemetry_events()` comes too late.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime as runtime  # noqa: PLC0415 - 0.2 s and 44 MB, only for processes that run networks
     except ImportError as error:
@@ -148,18 +154,23 @@ def _session(runtime: Any, source: str | bytes, hardware: HardwareClass) -> Any:
     options.intra_op_num_threads = hardware.threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # errors come as exceptions; nothing on stderr beside them
-    options.add_session_config_entry("session.set_denormal_as_zero", "1")  # else 10 to 100 times slower
-    if hardware.threads > 1:  # else the threads burn a core between two runs
+    if hardware.threads > 1:
+        # Else the threads burn a core between two runs, and denormals are 10 to 100 times slower. A session of
+        # one thread has none of its own: the second entry would only change the thread that loads it (measured).
         options.add_session_config_entry("session.force_spinning_stop", "1")
+        options.add_session_config_entry("session.set_denormal_as_zero", "1")
     if isinstance(source, bytes) and CPU not in hardware.providers:
         # Only for the probe: in a real network some shape operators have no kernel but the CPU's.
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     wanted = [(name, {key: str(value) for key, value in hardware.options.get(name, {}).items()})
               for name in hardware.providers]
     try:
-        with warnings.catch_warnings():
+        # In a thread that ends with it, and takes the flag for denormals along: otherwise it stays with the
+        # caller, whose own calculations lose them too.
+        with ThreadPoolExecutor(1) as loader, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an unknown provider is reported below, as an error
-            session = runtime.InferenceSession(source, options, providers=wanted, enable_fallback=0)
+            session = loader.submit(runtime.InferenceSession, source, options, providers=wanted,
+                                    enable_fallback=0).result()
     except Exception as error:
         raise _load_error(error, source, hardware) from error
     session.disable_fallback()  # a device that fails must not be replaced by the CPU while running

@@ -9,19 +9,26 @@ encode = msgspec.json.Encoder().encode
 
 # By binary exponent e (x < 2^e): the smallest power of ten that rounds x by less than half an FP32 step.
 _EXPONENTS = range(-160, 130)
-_SCALES = np.array([10.0 ** math.ceil((24 - e) * math.log10(2)) for e in _EXPONENTS])
+_DIGITS = [math.ceil((24 - e) * math.log10(2)) for e in _EXPONENTS]
+_SCALES = np.array([10.0**digits for digits in _DIGITS])
+_COARSE = np.array([10.0 ** (digits - 1) for digits in _DIGITS])
 
 
 def shortened(values: np.ndarray) -> np.ndarray:
-    """FP32 (or FP16) values as doubles of 7 to 9 decimal digits which still round to the very same FP32.
+    """FP32 (or FP16) values as doubles of up to 9 decimal digits which still round to the very same FP32.
 
-    JSON then has `0.1`, not the widened `0.10000000149011612`. Other arrays come back as they are.
+    One digit less is taken where it says the same, as for a number that began as a short decimal: JSON has
+    `0.1`, not the widened `0.10000000149011612`. Other arrays come back as they are.
     """
     if values.dtype not in (np.float32, np.float16):
         return values
     wide = values.astype(np.float64)
-    scales = _SCALES[np.frexp(wide)[1] - _EXPONENTS[0]]
-    return np.asarray(np.rint(wide * scales) / scales)
+    at = np.frexp(wide)[1] - _EXPONENTS[0]
+    fine, coarse = _SCALES[at], _COARSE[at]
+    short = np.rint(wide * coarse) / coarse
+    with np.errstate(over="ignore"):  # the largest FP32, rounded up
+        same = short.astype(np.float32) == wide
+    return np.asarray(np.where(same, short, np.rint(wide * fine) / fine))
 
 
 def rows(values: np.ndarray) -> list[bytes]:
