@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse
 
 # A long poll holds a thread, and so does each request of a group commit: waiting.MAX_WAITERS and 128 more.
-# The pool grows as it is needed, so an idle server has few. Connections above BACKPRESSURE wait in the kernel;
-# kept-alive ones count, so it lies well above the threads.
+# The pool grows as it is needed, so an idle server has few. Connections above BACKPRESSURE wait in the
+# kernel; kept-alive ones count, so it lies well above the threads.
 BLOCKING_THREADS = 640
 BACKPRESSURE = 2048
 
