@@ -155,8 +155,8 @@ def _session(runtime: Any, source: str | bytes, hardware: HardwareClass) -> Any:
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # errors come as exceptions; nothing on stderr beside them
     if hardware.threads > 1:
-        # Else the threads burn a core between two runs, and denormals are 10 to 100 times slower. A session of
-        # one thread has none of its own: the second entry would only change the thread that loads it (measured).
+        # Else the threads burn a core between two runs, and denormals are 10 to 100 times slower. A session
+        # of one thread has no others: the second entry would only change the thread that loads it (measured).
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.add_session_config_entry("session.set_denormal_as_zero", "1")
     if isinstance(source, bytes) and CPU not in hardware.providers:
