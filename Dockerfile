@@ -22,7 +22,7 @@ RUN python -m build --wheel --outdir /dist
 FROM base AS cpu-environment
 RUN python -m venv /opt/headrace
 COPY requirements /requirements
-RUN /opt/headrace/bin/pip install -r /requirements/base.txt -r /requirements/cpu.txt
+RUN /opt/headrace/bin/pip install -r /requirements/cpu.txt
 COPY --from=wheel /dist /dist
 RUN /opt/headrace/bin/pip install --no-deps /dist/*.whl
 

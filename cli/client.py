@@ -50,9 +50,9 @@ class Refused(CommandFailed):
         self.problem = problem
         self.code = str(problem.get("code", f"http_{status}"))
         text = str(problem.get("detail") or problem.get("title") or f"HTTP {status}").rstrip(".")
-        faults = [_fault_line(fault) for fault in problem.get("errors") or () if isinstance(fault, dict)]
-        if faults and not all(line in text for line in faults):
-            text = f"{text}: {'; '.join(faults)}"
+        faults = [fault for fault in problem.get("errors") or () if isinstance(fault, dict)]
+        if not all(str(fault.get("detail")) in text for fault in faults):
+            text = f"{text}: {'; '.join(_fault_line(fault) for fault in faults)}"
         retryable = self.code in {"model_not_ready", "idempotency_in_progress", "result_not_ready"}
         permanent = status in _PERMANENT and not retryable
         super().__init__(f"{text} [{self.code}]", codes.WRONG_USE if permanent else codes.FAILED)
