@@ -150,11 +150,15 @@ def claim(tx: Transaction, *, sender: str, limit: int, room: Mapping[str, int], 
     left = dict(room)
     taken: list[str] = []
     busy = [origin for origin, free in left.items() if free <= 0]
-    for delivery_id, origin in tx.all(_PICK, busy=busy, limit=max(limit, EXAMINED)):
-        free = left.get(origin, per_origin)
-        if free > 0 and len(taken) < limit:
-            taken.append(delivery_id)
-            left[origin] = free - 1
+    for examined in (2 * limit, EXAMINED):
+        found = tx.all(_PICK, busy=busy, limit=examined)
+        for delivery_id, origin in found:
+            free = left.get(origin, per_origin)
+            if free > 0 and len(taken) < limit:
+                taken.append(delivery_id)
+                left[origin] = free - 1
+        if taken or len(found) < examined:
+            break
     if not taken:
         return []
     tx.run(_CLAIM, ids=taken, sender=sender, lease_ms=int(lease_s * 1000))

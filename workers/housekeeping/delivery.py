@@ -47,6 +47,9 @@ class Delivery:
         self._ended: SimpleQueue[tuple[Due, Answer]] = SimpleQueue()
         self._unrecorded: list[tuple[Due, Answer]] = []
         self._active: Counter[str] = Counter()  # sends under way by origin
+        self._news = threading.Event()  # deliveries were made
+        self._looked_at = 0.0
+        self._barren: frozenset[str] | None = None  # nothing was due but to these receivers, all busy
         self._leader = leader.Leader(database, self._me, [DUTY], lease_s=settings.lease_s)
 
     def run(self, stop: threading.Event) -> None:
@@ -83,17 +86,20 @@ class Delivery:
         self._collect()
         room = THREADS - self._active.total()
         left = {origin: PER_ORIGIN - count for origin, count in self._active.items()}
+        busy = frozenset(origin for origin, free in left.items() if free <= 0)
+        looks = room > 0 and self._may_find(busy)
         if not self._unrecorded:
-            if room <= 0:
+            if not looks:
                 return False
             with self._database.read() as tx:
-                if not delivery.any_due(tx, [origin for origin, free in left.items() if free <= 0]):
+                if not delivery.any_due(tx, sorted(busy)):
+                    self._barren = busy
                     return False
         attempts = [self._attempt(due, answer) for due, answer in self._unrecorded]
 
         def work(tx: Transaction) -> list[Due]:
             delivery.record(tx, attempts, sender=self._me)
-            if room <= 0:
+            if not looks:
                 return []
             return delivery.claim(tx, sender=self._me, limit=room, room=left, per_origin=PER_ORIGIN,
                                   lease_s=CLAIM_S)
@@ -105,6 +111,18 @@ class Delivery:
             self._active[due.origin] += 1
             pool.submit(self._send, due)
         return bool(claimed)
+
+    def _may_find(self, busy: frozenset[str]) -> bool:
+        """Whether a look at what is due may find anything.
+
+        A look walks over all that is due to busy receivers, so it waits until something new is known.
+        """
+        now = time.monotonic()
+        if self._news.is_set() or now - self._looked_at >= TICK_S:
+            self._news.clear()
+            self._looked_at = now
+            self._barren = None
+        return self._barren is None or not busy >= self._barren
 
     def _collect(self) -> None:
         while True:
@@ -175,6 +193,7 @@ class Delivery:
                 log.warning("fan_out_paused", reason=str(error))
                 made = 0
             if made:
+                self._news.set()
                 self._due.set()
             if made < fan_out.BATCH:
                 self._written.wait(TICK_S)
