@@ -44,7 +44,7 @@ upgrade: $(VENV)/.test ## Pin the newest versions that fit, and install them
 	@$(MAKE) --no-print-directory $(VENV)/.test
 
 clean: ## Remove what was installed and cached (data folders stay)
-	@rm -rf $(VENV) .packages dist build .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) .packages dist build .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis .schemathesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The first Python that is new enough: PYTHON=… chooses another.

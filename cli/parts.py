@@ -21,9 +21,6 @@ from models.settings import Settings
 
 # Heavy packages that an extra brings; without them a worker can't run.
 ENGINE_PACKAGES = ("numpy", "onnxruntime", "PIL", "tokenizers")
-# Requests that wait (long polls) hold a thread each; what arrives above that waits in the kernel's queue.
-BLOCKING_THREADS = 640
-BACKLOG = 2048
 STOP_API_S = 5
 PORT_PATIENCE_S = 3.0  # one that was killed a moment ago may still hold the port
 PORT_RETRY_S = 0.05
@@ -48,11 +45,13 @@ def _serve(address: str, port: int) -> None:
     from granian.constants import HTTPModes, Interfaces
     from granian.log import LogLevels
 
+    from api import wsgi
+
     server: Any = granian.Granian(
         "api.wsgi:build", address, port, interface=Interfaces.WSGI, workers=1, http=HTTPModes.http1,
-        websockets=False, blocking_threads=BLOCKING_THREADS, backlog=BACKLOG, backpressure=BACKLOG,
-        workers_kill_timeout=STOP_API_S, log_level=LogLevels.error, log_access=False,
-        log_dictconfig=logs.granian_config())
+        websockets=False, blocking_threads=wsgi.BLOCKING_THREADS, backlog=wsgi.BACKPRESSURE,
+        backpressure=wsgi.BACKPRESSURE, workers_kill_timeout=STOP_API_S, log_level=LogLevels.error,
+        log_access=False, log_dictconfig=logs.granian_config())
     # A loader of our own: granian's would put the current folder first on the path, and the serving process
     # is a fork, where the thread of the watchdog is gone.
     server.serve(target_loader=_load, wrap_loader=False)

@@ -170,8 +170,16 @@ class Supervisor:
             environ["HEADRACE_INCARNATION"] = identity
             self._born(identity)
         # A session of its own: Ctrl-C on the terminal must reach us alone, since the parts stop in an order.
-        process = subprocess.Popen(part.command, env=environ, pass_fds=self._fds, start_new_session=True,
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        try:
+            process = subprocess.Popen(part.command, env=environ, pass_fds=self._fds, start_new_session=True,
+                                       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                       stderr=subprocess.STDOUT)
+        except OSError as error:  # no memory, no free process: that may pass
+            _log.error("part did not start", action="part_not_started", part=part.name, error=str(error))
+            if part.incarnated:
+                self._dead(identity, 0, False)
+            self._put_off(post)
+            return
         post.life = Life(part, process, console.Listener(self._out, part.name, process), identity)
         threading.Thread(target=self._watch, args=(post.life,), name=f"watch-{part.name}",
                          daemon=True).start()
@@ -203,11 +211,17 @@ class Supervisor:
             _log.error("part can't run here and is not started again", action="part_given_up",
                        part=life.part.name, how=describe(code))
             return
-        post.failures = 0 if life.ready else post.failures + 1
-        delay_s = backoff_s(post.failures)
-        post.due = time.monotonic() + delay_s
+        if life.ready:
+            post.failures = 0
+            post.due = time.monotonic()
+        else:
+            self._put_off(post)
         _log.warning("part died and is started again", action="part_died", part=life.part.name,
-                     how=describe(code), was_ready=life.ready, delay_s=delay_s)
+                     how=describe(code), was_ready=life.ready, delay_s=backoff_s(post.failures))
+
+    def _put_off(self, post: _Post) -> None:
+        post.failures += 1
+        post.due = time.monotonic() + backoff_s(post.failures)
 
 
 def backoff_s(failures: int) -> float:

@@ -53,6 +53,8 @@ class Undertaker:
     def stop(self, timeout_s: float) -> bool:
         """Finish what is queued; False if the database stayed away (the next start does it then)."""
         self._queue.put(None)
+        if self._thread.ident is None:
+            return True  # it never came to that
         self._thread.join(timeout_s)
         self._give_up.set()
         return not self._thread.is_alive()
@@ -93,5 +95,8 @@ class Undertaker:
 
     def _write(self) -> None:
         fresh = self._roster.with_suffix(".new")
-        fresh.write_text(json.dumps(sorted(self._living)))
-        fresh.replace(self._roster)
+        try:
+            fresh.write_text(json.dumps(sorted(self._living)))
+            fresh.replace(self._roster)
+        except OSError as error:  # a full disk costs the next start a lease's wait, and must not end this one
+            _log.warning("list of living incarnations not written", action="roster_failed", error=str(error))

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests import databases, embedded, waiting
@@ -130,6 +131,22 @@ def test_nothing_outlives_a_killed_one_and_the_next_ends_what_it_left(tmp_path: 
         now = again.incarnations("worker")
         # Nobody saw them die, so it isn't held against any job.
         assert [now[each] for each in left] == ["exited"]
+
+
+def test_a_database_that_cannot_be_reached_is_said_and_nothing_is_left_running(tmp_path: Path) -> None:
+    done = embedded.run("up", "--port", "0", "--data", "data", cwd=tmp_path,
+                        database_url="postgresql://nobody@127.0.0.1:1/nothing")
+    assert done.returncode == 3
+    assert "headrace: database out of reach" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not [each for each in psutil.process_iter() if str(tmp_path) in " ".join(command_of(each))]
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def test_it_runs_in_a_folder_that_holds_somebody_elses_models(tmp_path: Path) -> None:

@@ -92,6 +92,17 @@ def test_a_part_that_fails_before_it_is_ready_is_tried_again(
     assert {code for _, code, _ in deaths.dead} == {1}
 
 
+def test_a_program_that_cannot_be_started_is_tried_again(
+        boss: supervisor.Supervisor, deaths: Deaths, tmp_path: Path) -> None:
+    program = tmp_path / "later"
+    boss.start(supervisor.Part("one", (str(program), str(tmp_path)), 0, lambda _: True, incarnated=True))
+    assert boss.pending() == ["one"]
+    program.write_text(f"#!{sys.executable}\n" + textwrap.dedent(SLEEP))
+    program.chmod(0o755)
+    assert boss.wait(lambda: boss.ready("one"), 30)
+    assert deaths.dead[0] == (deaths.born[0], 0, False)
+
+
 def test_parts_stop_stage_by_stage(boss: supervisor.Supervisor, deaths: Deaths, tmp_path: Path) -> None:
     for stage, name in enumerate(("worker", "api", "broker")):
         boss.start(part(name, SLEEP, tmp_path / name, stage=stage))
