@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from models import job
+from models.database import Statement
 from models.settings import Settings
 from tests import apis, waiting
 
@@ -40,8 +41,7 @@ def test_the_input_is_stored_as_it_was_sent(api: apis.Api) -> None:
     raw = b'{"model": "t@1", "input":  {"inputs": [{"name":"x","shape":[1,2],"datatype":"FP32","data":[1.50, 2e0]}] }}'
     job_id = api.call("POST", "/v1/jobs", raw).json["id"]
     with api.service.database.read() as tx:
-        tx.cursor.execute("SELECT body FROM inputs")
-        (row,) = tx.cursor.fetchall()
+        (row,) = tx.all(Statement("SELECT body FROM inputs"))
     assert bytes(row[0]) == raw[raw.index(b'{"inputs"'):-1]
     assert job_id.startswith("job_")
 
@@ -70,8 +70,7 @@ def test_a_large_input_goes_to_the_blob_store(api: apis.Api, settings: Settings)
     raw = json.dumps(apis.job_body()).encode().replace(b'"inputs": ', b'"inputs": ' + padding)
     assert api.call("POST", "/v1/jobs", raw).status == 202
     with api.service.database.read() as tx:
-        tx.cursor.execute("SELECT body, blob FROM inputs")
-        ((body, blob),) = tx.cursor.fetchall()
+        ((body, blob),) = tx.all(Statement("SELECT body, blob FROM inputs"))
     assert body is None
     assert json.loads(api.service.blobs.read(blob)) == apis.tensor([1.0, 2.0])
 

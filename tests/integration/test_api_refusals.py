@@ -9,6 +9,7 @@ import pytest
 
 from api import create_app
 from models import job, keys
+from models.database import Statement
 from models.errors import SettingsInvalid
 from models.settings import Settings
 from tests import apis, brokers
@@ -144,7 +145,7 @@ def test_the_request_id_is_echoed_or_made(api: apis.Api) -> None:
 
 
 def test_trouble_with_the_database_is_told_without_its_inside(api: apis.Api) -> None:
-    api.service.database.write(lambda tx: tx.cursor.execute("DROP TABLE results"))
+    api.service.database.write(lambda tx: tx.run(Statement("DROP TABLE results")))
     problem = refused(answer := api.call("GET", "/v1/jobs/job_" + "0" * 32), 503, "unavailable")
     assert "results" not in answer.body.decode()
     assert problem["may_have_been_accepted"] is False

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from models import job
+from models.database import Statement
 from models.settings import Settings
 from tests import apis
 
@@ -79,8 +80,8 @@ def test_of_many_at_once_one_is_stored_and_all_get_its_answer(api: apis.Api) -> 
 
 def test_a_key_is_new_again_after_a_day(api: apis.Api) -> None:
     first = send(api, "k").json["id"]
-    api.service.database.write(lambda tx: tx.cursor.execute(
-        "UPDATE idempotency_keys SET created_at = created_at - 90000000"))
+    api.service.database.write(lambda tx: tx.run(Statement(
+        "UPDATE idempotency_keys SET created_at = created_at - 90000000")))
     second = send(api, "k", priority=1)
     assert second.status == 202
     assert second.json["id"] != first

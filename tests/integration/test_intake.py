@@ -9,6 +9,7 @@ import pytest
 
 from api.intake import Submission
 from models import contract, feed, ids, job
+from models.database import Statement
 from models.settings import Settings
 from tests import apis, brokers, waiting
 
@@ -46,14 +47,12 @@ def submit_together(api: apis.Api, submissions: Sequence[Submission]) -> list[Ba
 
 def marked(api: apis.Api) -> set[str]:
     with api.service.database.read() as tx:
-        tx.cursor.execute("SELECT id FROM jobs WHERE ticketed_until IS NOT NULL")
-        return {row[0] for row in tx.cursor.fetchall()}
+        return {row[0] for row in tx.all(Statement("SELECT id FROM jobs WHERE ticketed_until IS NOT NULL"))}
 
 
 def stored(api: apis.Api) -> set[str]:
     with api.service.database.read() as tx:
-        tx.cursor.execute("SELECT id FROM jobs")
-        return {row[0] for row in tx.cursor.fetchall()}
+        return {row[0] for row in tx.all(Statement("SELECT id FROM jobs"))}
 
 
 def is_open(api: apis.Api) -> bool:
@@ -142,17 +141,15 @@ def test_a_database_that_is_away_refuses_and_stores_nothing(tmp_path, broker: br
 def test_a_commit_whose_answer_is_lost_says_so(api: apis.Api, settings: Settings) -> None:
     if "postgres" not in settings.database_url:
         pytest.skip("only a server can go away between COMMIT and its answer")
-    api.service.database.write(lambda tx: tx.cursor.execute(
-        "CREATE FUNCTION pg_temp_kill() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$"))
-    api.service.database.write(lambda tx: tx.cursor.execute(
-        "CREATE CONSTRAINT TRIGGER kill AFTER INSERT ON inputs DEFERRABLE INITIALLY DEFERRED "
-        "FOR EACH ROW EXECUTE FUNCTION pg_temp_kill()"))
-    try:
-        answer = api.submit()
-        assert answer.status == 503
-        assert answer.json["may_have_been_accepted"] is True
-    finally:
-        with psycopg.connect(settings.database_url, autocommit=True) as connection:
-            connection.execute("DROP TRIGGER kill ON inputs")
-            connection.execute("DROP FUNCTION pg_temp_kill")
+    with psycopg.connect(settings.database_url, autocommit=True) as connection:
+        connection.execute("CREATE FUNCTION hang_up() RETURNS trigger LANGUAGE plpgsql AS "
+                           "$$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$")
+        connection.execute("CREATE CONSTRAINT TRIGGER hang_up AFTER INSERT ON inputs DEFERRABLE INITIALLY DEFERRED "
+                           "FOR EACH ROW EXECUTE FUNCTION hang_up()")
+        try:
+            answer = api.submit()
+        finally:
+            connection.execute("DROP TRIGGER hang_up ON inputs")
+            connection.execute("DROP FUNCTION hang_up")
+    assert answer.status == 503
+    assert answer.json["may_have_been_accepted"] is True

@@ -9,6 +9,7 @@ from api import tickets
 from api.tickets import Offer
 from models import contract, feed
 from models.contract import Entry
+from models.database import Statement
 from models.settings import Settings
 from tests import apis, brokers, waiting
 
@@ -45,8 +46,8 @@ def fragile(settings: Settings, own_broker: brokers.Broker) -> Iterator[apis.Api
 
 def counts(api: apis.Api) -> tuple[int, int]:
     with api.service.database.read() as tx:
-        tx.cursor.execute("SELECT count(*), count(ticketed_until) FROM jobs")
-        return tx.cursor.fetchone()
+        ((every, marked),) = tx.all(Statement("SELECT count(*), count(ticketed_until) FROM jobs"))
+        return every, marked
 
 
 def lane_is_open(api: apis.Api) -> bool:
@@ -84,7 +85,7 @@ def test_a_broker_that_comes_back_gets_tickets_again(fragile: apis.Api, own_brok
     waiting.until(lambda: fragile.service.publisher.room("cpu", 1) == 0.0, what="the breaker")
     own_broker.start()
     waiting.until(lambda: fragile.service.publisher.room("cpu", 1) > 0.0, what="the broker found again")
-    fragile.service.database.write(lambda tx: tx.cursor.execute("DELETE FROM jobs"))
+    fragile.service.database.write(lambda tx: tx.run(Statement("DELETE FROM jobs")))
     fragile.service.database.write(lambda tx: feed.reopen(tx, "cpu", contract.INTERACTIVE))
     job_id = fragile.submit().json["id"]
     with own_broker.client() as client:
