@@ -1,89 +1,57 @@
-"""`connect()`, transactions and statements: the rules of SQLite and PostgreSQL in one place.
+"""`connect()`, transactions and pools: the rules that hold for both databases in one place.
 
-SQLAlchemy holds the schema and the pools; statements are text run on the driver's own cursor, since building
-them through the toolkit cost 2 to 3 times the whole job (measured). One `Statement` serves both databases.
+SQLAlchemy holds the schema; statements are text run on the drivers, since building them through the toolkit
+cost 2 to 3 times the whole job (measured). One `Statement` serves both databases.
 """
 
-import json
 import random
 import re
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, Protocol, TypeVar
 
 import psycopg
 import sqlalchemy as sa
-from sqlalchemy.pool import QueuePool
 
 from models.errors import Unavailable
+from models.postgres import PostgresConnection
+from models.sqlite import BUSY_TIMEOUT_S, SqliteConnection, run_until_free
+from models.sqlite import path_of as sqlite_path
+from models.statement import POSTGRES, SQLITE, Statement
+
+__all__ = ["POSTGRES", "SQLITE", "CommitUnknown", "Database", "Row", "Statement", "Transaction", "connect",
+           "psycopg_url", "run_until_free", "sqlalchemy_url", "sqlite_path", "values_of"]
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
 
-SQLITE = "sqlite"
-POSTGRES = "postgres"
-BUSY_TIMEOUT_S = 5.0
-BUSY_RETRY_S = 0.0003  # SQLite's own busy handler sleeps 1, 2, 5, 10 … ms: lock waits fell from 134 to 23 us a job
 MAX_TRIES = 6
-STATEMENT_TIMEOUT_MS = 30_000
-
-# Every statement here is served by an index, in its order. A plan that PostgreSQL made and kept while a table was
-# nearly empty (a sequential scan, or a bitmap and a sort) would walk the whole backlog for each claim.
-_INDEXES_ONLY = "-c enable_seqscan=off -c enable_bitmapscan=off -c jit=off"
-
-_NOW = {
-    SQLITE: "CAST((julianday('now') - 2440587.5) * 86400000.0 AS INTEGER)",
-    POSTGRES: "(extract(epoch from clock_timestamp()) * 1000)::bigint",
-}
-_MACRO = re.compile(r"\{(now|in|for_update|skip_locked|for_share)(?: (\w+))?\}")
-_NAME = re.compile(r"(?<![:\w]):(\w+)")
-_PG_TYPES = {"VARCHAR": "text", "TEXT": "text", "BLOB": "bytea", "BYTEA": "bytea", "BIGINT": "int8", "INTEGER": "int4",
-             "SMALLINT": "int2", "FLOAT": "float8", "BOOLEAN": "bool"}
+_PG_TYPES = {"VARCHAR": "text", "TEXT": "text", "BLOB": "bytea", "BYTEA": "bytea", "BIGINT": "int8",
+             "INTEGER": "int4", "SMALLINT": "int2", "FLOAT": "float8", "BOOLEAN": "bool"}
+_RETRIED = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
+_DRIVER_ERRORS = (psycopg.OperationalError, sqlite3.OperationalError)
 
 
-class Statement:
-    """One SQL text for both databases, compiled once for each.
+class CommitUnknown(Exception):
+    """The connection died between COMMIT and its answer: accepted or not, nobody knows."""
 
-    `:name` binds a value. `{now}` is the database's clock in ms since the epoch. `x {in ids}` tests membership in
-    a bound list. `{for_update}`, `{for_share}` and `{skip_locked}` vanish on SQLite, whose writers are alone.
-    Where the two need different text, pass `sqlite=` for SQLite's.
-    """
 
-    __slots__ = ("_compiled", "lists", "sqlite", "text")
+class Connection(Protocol):
+    """One connection of either database."""
 
-    def __init__(self, text: str, *, sqlite: str | None = None) -> None:
-        self.text = text
-        self.sqlite = sqlite or text
-        self.lists = frozenset(m[2] for m in _MACRO.finditer(text + self.sqlite) if m[1] == "in")
-        self._compiled: dict[str, str] = {}
-
-    def compiled(self, dialect: str) -> str:
-        found = self._compiled.get(dialect)
-        if found is None:
-            found = self._compiled[dialect] = self._compile(dialect)
-        return found
-
-    def _compile(self, dialect: str) -> str:
-        lite = dialect == SQLITE
-
-        def macro(match: re.Match[str]) -> str:
-            kind, name = match[1], match[2]
-            if kind == "now":
-                return _NOW[dialect]
-            if kind == "in":
-                return f"IN (SELECT value FROM json_each(:{name}))" if lite else f"= ANY(:{name})"
-            return "" if lite else kind.replace("_", " ").upper()
-
-        text = _MACRO.sub(macro, self.sqlite if lite else self.text)
-        return text if lite else _NAME.sub(r"%(\1)s", text)
-
-    def bind(self, dialect: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        if dialect == SQLITE and self.lists:
-            return {k: json.dumps(list(v)) if k in self.lists else v for k, v in values.items()}
-        return values
+    @property
+    def broken(self) -> bool: ...
+    @property
+    def rowcount(self) -> int: ...
+    def begin(self) -> None: ...
+    def commit(self) -> None: ...
+    def rollback(self) -> None: ...
+    def execute(self, text: str, values: Any = ()) -> None: ...
+    def fetchall(self) -> list[Row]: ...
+    def close(self) -> None: ...
 
 
 class Transaction:
@@ -91,14 +59,18 @@ class Transaction:
 
     __slots__ = ("cursor", "dialect")
 
-    def __init__(self, cursor: Any, dialect: str) -> None:
+    def __init__(self, cursor: Connection, dialect: str) -> None:
         self.cursor = cursor
         self.dialect = dialect
 
+    def _execute(self, statement: Statement, values: Mapping[str, Any]) -> None:
+        lite = self.dialect == SQLITE
+        self.cursor.execute(*(statement.for_sqlite(values) if lite else statement.for_postgres(values)))
+
     def all(self, statement: Statement, **values: Any) -> list[Row]:
         """Run and return every row."""
-        self.cursor.execute(statement.compiled(self.dialect), statement.bind(self.dialect, values))
-        return list(self.cursor.fetchall())
+        self._execute(statement, values)
+        return self.cursor.fetchall()
 
     def one(self, statement: Statement, **values: Any) -> Row | None:
         """Run and return the first row, if there is one."""
@@ -107,8 +79,8 @@ class Transaction:
 
     def run(self, statement: Statement, **values: Any) -> int:
         """Run a statement that returns no rows; how many rows it touched."""
-        self.cursor.execute(statement.compiled(self.dialect), statement.bind(self.dialect, values))
-        return int(self.cursor.rowcount)
+        self._execute(statement, values)
+        return self.cursor.rowcount
 
     def insert(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
         """Insert rows that all have the same keys: one statement, however many."""
@@ -117,21 +89,20 @@ class Transaction:
             self.insert_rows(table, names, [tuple(row[name] for name in names) for row in rows])
 
     def insert_rows(self, table: sa.Table, names: tuple[str, ...], rows: Sequence[Row]) -> None:
-        """The same for rows as tuples in the order of `names`: a fifth less than with dicts on the hot path."""
+        """The same for rows as tuples in the order of `names`: a fifth less than with dicts."""
         if not rows:
             return
         statement = _insert_statement(table, names, self.dialect)
-        if self.dialect == SQLITE:
-            self.cursor.executemany(statement, rows)
+        if isinstance(self.cursor, SqliteConnection):
+            self.cursor.execute_each(statement, rows)
         else:
-            self.cursor.execute(statement, [list(column) for column in zip(*rows, strict=True)])
+            self.cursor.execute(statement, list(zip(*rows, strict=True)))
 
     def update_each(self, statement: Statement, rows: Sequence[Row]) -> int:
         """SQLite only: run an UPDATE with `?` places once a row; how many rows were touched in all."""
-        connection: sqlite3.Connection = self.cursor.connection
-        before = connection.total_changes
-        self.cursor.executemany(statement.compiled(SQLITE), rows)
-        return connection.total_changes - before
+        if not isinstance(self.cursor, SqliteConnection):
+            raise TypeError("only SQLite, whose calls cross no network, runs a statement once a row")
+        return self.cursor.execute_each(statement.for_sqlite({})[0], rows)
 
 
 _INSERTS: dict[tuple[str, tuple[str, ...], str], str] = {}
@@ -146,10 +117,68 @@ def _insert_statement(table: sa.Table, names: tuple[str, ...], dialect: str) -> 
             found = f"INSERT INTO {table.name} ({columns}) VALUES ({', '.join('?' * len(names))})"
         else:
             kinds = (_PG_TYPES[str(table.c[n].type).split("(")[0]] for n in names)
-            arrays = ", ".join(f"%s::{kind}[]" for kind in kinds)
+            arrays = ", ".join(f"${place}::{kind}[]" for place, kind in enumerate(kinds, 1))
             found = f"INSERT INTO {table.name} ({columns}) SELECT * FROM unnest({arrays})"
         _INSERTS[key] = found
     return found
+
+
+class _Pool:
+    """Connections for reuse, the last used first. One that broke makes those opened before it suspect too."""
+
+    def __init__(self, open_one: Callable[[], Connection], size: int) -> None:
+        self._open = open_one
+        self._idle: list[tuple[int, Connection]] = []
+        self._free = threading.BoundedSemaphore(size)
+        self._generation = 0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def taken(self) -> Iterator[Connection]:
+        """A connection for a while; it is closed instead of kept if it broke."""
+        if not self._free.acquire(timeout=BUSY_TIMEOUT_S):
+            raise Unavailable("all database connections are in use")
+        try:
+            generation, connection = self._take()
+            try:
+                yield connection
+            finally:
+                self._give(generation, connection)
+        finally:
+            self._free.release()
+
+    def _take(self) -> tuple[int, Connection]:
+        while True:
+            with self._lock:
+                generation = self._generation
+                found = self._idle.pop() if self._idle else None
+            if found is None:
+                try:
+                    return generation, self._open()
+                except _DRIVER_ERRORS as error:
+                    raise Unavailable(f"database out of reach: {error}") from error
+            if found[0] == generation:
+                return found
+            found[1].close()
+
+    def _give(self, generation: int, connection: Connection) -> None:
+        broken = connection.broken
+        with self._lock:
+            if broken and generation == self._generation:
+                self._generation += 1
+            keep = not broken and generation == self._generation
+            if keep:
+                self._idle.append((generation, connection))
+        if not keep:
+            connection.close()
+
+    def close(self) -> None:
+        """Close what is idle, and what is in use as soon as it is given back."""
+        with self._lock:
+            self._generation += 1
+            idle, self._idle = self._idle, []
+        for _, connection in idle:
+            connection.close()
 
 
 class Database:
@@ -161,150 +190,79 @@ class Database:
     def __init__(self, url: str, *, synchronous: str = "full", pool_size: int = 40) -> None:
         self.url = url
         self.dialect = SQLITE if url.startswith("sqlite") else POSTGRES
-        self._durable = self._pool(pool_size, durable=synchronous == "full" or self.dialect == POSTGRES)
-        self._relaxed = self._pool(pool_size, durable=False)
+        durable = synchronous == "full" or self.dialect == POSTGRES
+        self._durable = _Pool(lambda: self._open(durable=durable), 2 * pool_size)
+        self._relaxed = _Pool(lambda: self._open(durable=False), 2 * pool_size)
 
-    def _pool(self, size: int, *, durable: bool) -> QueuePool:
-        creator = self._open_sqlite if self.dialect == SQLITE else self._open_postgres
-        return QueuePool(lambda: creator(durable=durable), pool_size=size, max_overflow=size, use_lifo=True,
-                         reset_on_return=None, timeout=BUSY_TIMEOUT_S)
-
-    def _open_sqlite(self, *, durable: bool) -> sqlite3.Connection:
-        path = sqlite_path(self.url)
-        connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False,
-                                     cached_statements=256)
-        run_until_free(lambda: connection.execute("PRAGMA journal_mode=WAL"))
-        connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-        connection.execute("PRAGMA temp_store=MEMORY")
-        connection.execute("PRAGMA cache_size=-16000")
-        connection.execute("PRAGMA mmap_size=268435456")
-        return connection
-
-    def _open_postgres(self, *, durable: bool) -> psycopg.Connection[Row]:
-        options = f"-c statement_timeout={STATEMENT_TIMEOUT_MS} -c lock_timeout=10000 {_INDEXES_ONLY}"
-        if not durable:
-            options += " -c synchronous_commit=off"
-        return psycopg.connect(psycopg_url(self.url), autocommit=True, options=options, connect_timeout=5,
-                               application_name="headrace")
-
-    @contextmanager
-    def _transaction(self, pool: QueuePool, begin: str | None) -> Iterator[Transaction]:
-        try:
-            fairy = pool.connect()
-        except (psycopg.OperationalError, sqlite3.OperationalError, sa.exc.TimeoutError) as error:
-            raise Unavailable(f"database out of reach: {error}") from error
-        cursor: Any = fairy.cursor()
-        try:
-            if begin:
-                self._begin(cursor, begin)
-            yield Transaction(cursor, self.dialect)
-            if begin:
-                try:
-                    cursor.execute("COMMIT")
-                except psycopg.OperationalError as error:
-                    raise CommitUnknown(str(error)) from error
-        except BaseException as error:
-            if _is_broken(error):
-                fairy.invalidate()
-            elif begin:
-                _rollback(cursor, fairy)
-            raise
-        finally:
-            fairy.close()
-
-    def _begin(self, cursor: Any, begin: str) -> None:
+    def _open(self, *, durable: bool) -> Connection:
         if self.dialect == SQLITE:
-            run_until_free(lambda: cursor.execute(begin))
-        else:
-            cursor.execute(begin)
+            return SqliteConnection(self.url, durable=durable)
+        return PostgresConnection(psycopg_url(self.url), durable=durable)
 
-    def read(self) -> "Reading":
+    def read(self) -> AbstractContextManager[Transaction]:
         """A context for statements that only read. Raises Unavailable when the database is out of reach."""
-        return self._reading(None)
+        return self._reading()
 
     @contextmanager
-    def _reading(self, begin: str | None) -> Iterator[Transaction]:
-        try:
-            with self._transaction(self._relaxed, begin) as transaction:
-                yield transaction
-        except (psycopg.OperationalError, sqlite3.OperationalError) as error:
-            raise Unavailable(f"database out of reach: {error}") from error
+    def _reading(self) -> Iterator[Transaction]:
+        with self._relaxed.taken() as connection:
+            try:
+                yield Transaction(connection, self.dialect)
+            except _DRIVER_ERRORS as error:
+                raise Unavailable(f"database out of reach: {error}") from error
 
     def write(self, work: Callable[[Transaction], T], *, durable: bool = True) -> T:
         """Run `work` in one write transaction and commit it; run it again if the database asks for that.
 
-        `work` must be repeatable. Raises Unavailable, with `may_have_been_accepted` where the answer to a commit
-        was lost; data errors of the driver pass through.
+        `work` must be repeatable. Raises Unavailable, with `may_have_been_accepted` where the answer to a
+        commit was lost; data errors of the driver pass through.
         """
         pool = self._durable if durable else self._relaxed
-        begin = "BEGIN IMMEDIATE" if self.dialect == SQLITE else "BEGIN"
         for attempt in range(MAX_TRIES):
             try:
-                with self._transaction(pool, begin) as transaction:
-                    return work(transaction)
+                with pool.taken() as connection:
+                    return self._run(connection, work)
             except CommitUnknown as error:
                 raise Unavailable("the answer to a commit was lost", may_have_been_accepted=True) from error
-            except (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure) as error:
+            except _RETRIED as error:
                 if attempt == MAX_TRIES - 1:
                     raise Unavailable(str(error)) from error
                 time.sleep(random.random() * 0.01 * 2**attempt)  # noqa: S311 (jitter)
-            except psycopg.OperationalError as error:
+            except _DRIVER_ERRORS as error:
                 # A pooled connection may have died while idle: one fresh try, then say so.
-                if attempt >= 1:
+                if attempt >= 1 or self.dialect == SQLITE:
                     raise Unavailable(f"database out of reach: {error}") from error
-            except sqlite3.OperationalError as error:
-                raise Unavailable(f"database out of reach: {error}") from error
         raise AssertionError
+
+    def _run(self, connection: Connection, work: Callable[[Transaction], T]) -> T:
+        connection.begin()
+        try:
+            done = work(Transaction(connection, self.dialect))
+            self._commit(connection)
+        except BaseException:
+            if not connection.broken:
+                with suppress(*_DRIVER_ERRORS):
+                    connection.rollback()
+            raise
+        return done
+
+    def _commit(self, connection: Connection) -> None:
+        try:
+            connection.commit()
+        except psycopg.OperationalError as error:
+            raise CommitUnknown(str(error)) from error
 
     def now(self) -> int:
         """The database's clock, ms since the epoch."""
         with self.read() as transaction:
-            row = transaction.one(_CLOCK)
-        assert row is not None
-        return int(row[0])
+            return int(transaction.all(_CLOCK)[0][0])
 
     def close(self) -> None:
-        self._durable.dispose()
-        self._relaxed.dispose()
+        self._durable.close()
+        self._relaxed.close()
 
 
-Reading = Any
 _CLOCK = Statement("SELECT {now}")
-
-
-class CommitUnknown(Exception):
-    """The connection died between COMMIT and its answer: accepted or not, nobody knows."""
-
-
-def run_until_free(action: Callable[[], object]) -> None:
-    """Run an action that takes SQLite's write lock, again every 0.3 ms while another writer holds it."""
-    end = time.monotonic() + BUSY_TIMEOUT_S
-    while True:
-        try:
-            action()
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) and "busy" not in str(error) or time.monotonic() > end:
-                raise
-            time.sleep(BUSY_RETRY_S)
-        else:
-            return
-
-
-def _is_broken(error: BaseException) -> bool:
-    return isinstance(error, CommitUnknown | psycopg.OperationalError) and not isinstance(
-        error, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure | psycopg.errors.QueryCanceled)
-
-
-def _rollback(cursor: Any, fairy: Any) -> None:
-    try:
-        cursor.execute("ROLLBACK")
-    except (psycopg.Error, sqlite3.Error):
-        fairy.invalidate()
-
-
-def sqlite_path(url: str) -> str:
-    """The file of a `sqlite:///relative` or `sqlite:////absolute` URL."""
-    return urlsplit(url).path[1:]
 
 
 def psycopg_url(url: str) -> str:
@@ -318,7 +276,10 @@ def sqlalchemy_url(url: str) -> str:
 
 
 def connect(url: str, *, synchronous: str = "full", pool_size: int = 40) -> Database:
-    """The database at `url`; nothing is opened before the first statement."""
+    """The database at `url`; nothing is opened before the first statement.
+
+    `pool_size`: connections of each kind that are expected at once; twice as many are allowed.
+    """
     return Database(url, synchronous=synchronous, pool_size=pool_size)
 
 
