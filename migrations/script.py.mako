@@ -5,7 +5,8 @@ Revises: ${down_revision | comma,n}
 
 Rules of a revision: it imports nothing of ours; the code before it must run against the schema after it (add
 nullable columns, fill, then require; never rename); on PostgreSQL index a large table CONCURRENTLY inside
-`op.get_context().autocommit_block()`; it ends with ANALYZE of what it touched.
+`op.get_context().autocommit_block()`; it ends with ANALYZE of the
+tables it changed that hold rows (never of empty ones, see 0001).
 """
 
 import sqlalchemy as sa

@@ -89,11 +89,11 @@ _FIELDS = "id, attempt, state, error_code, error_message, run_ms, batch_size"
 _SETTLE = Statement(
     f"""WITH d AS (SELECT * FROM unnest(:ids::text[], :attempts::int[], :states::text[], :codes::text[],
         :messages::text[], :run_ms::float8[], :sizes::int[]) AS d({_FIELDS})),
-    locked AS (SELECT j.id FROM jobs j JOIN d ON d.id = j.id WHERE j.state = 'running' AND NOT j.waiting
+    held AS (SELECT d.* FROM jobs j JOIN d ON d.id = j.id WHERE j.state = 'running' AND NOT j.waiting
         AND j.incarnation = :incarnation AND j.attempt = d.attempt ORDER BY j.id FOR UPDATE OF j)
-    UPDATE jobs SET state = CASE WHEN jobs.deadline_at <= {{now}} THEN 'expired' ELSE d.state END,
-        finished_at = {{now}}, error_code = d.error_code, error_message = d.error_message, run_ms = d.run_ms,
-        batch_size = d.batch_size FROM d, locked WHERE jobs.id = locked.id AND d.id = jobs.id
+    UPDATE jobs SET state = CASE WHEN jobs.deadline_at <= {{now}} THEN 'expired' ELSE held.state END,
+        finished_at = {{now}}, error_code = held.error_code, error_message = held.error_message,
+        run_ms = held.run_ms, batch_size = held.batch_size FROM held WHERE jobs.id = held.id
     RETURNING jobs.id, jobs.state, jobs.webhook IS NOT NULL, jobs.finished_at""")
 # SQLite's writer is alone from BEGIN IMMEDIATE on, so it may look first: half the cost of UPDATE … FROM
 # json_each. The unary plus keeps it from walking all the incarnation's running jobs for each row.

@@ -14,10 +14,11 @@ from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 
 STATEMENT_TIMEOUT_MS = 30_000
 LOCK_TIMEOUT_MS = 10_000
-# Every statement here is served by an index, in its order. A plan that PostgreSQL made and kept while a table
-# was nearly empty (a sequential scan, a bitmap and a sort) would walk the whole backlog for each claim.
-_OPTIONS = (f"-c statement_timeout={STATEMENT_TIMEOUT_MS} -c lock_timeout={LOCK_TIMEOUT_MS} "
-            "-c enable_seqscan=off -c enable_bitmapscan=off -c jit=off")
+# Every statement here is a few look-ups in an index, in its order. A plan that PostgreSQL made and kept while
+# a table was nearly empty (scan it all; hash it all and join) would walk every job for each claim, until the
+# next ANALYZE a minute later.
+_OPTIONS = (f"-c statement_timeout={STATEMENT_TIMEOUT_MS} -c lock_timeout={LOCK_TIMEOUT_MS} -c jit=off "
+            "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_hashjoin=off -c enable_mergejoin=off")
 # A server that vanished without a word is noticed within about half a minute.
 _NETWORK: dict[str, Any] = {
     "application_name": "headrace", "client_encoding": "utf8", "connect_timeout": 5, "keepalives_idle": 10,
