@@ -88,16 +88,16 @@ class Intake:
         self._unacknowledged.clear()
         self._forget(lambda delivery: delivery.generation != generation)
 
-        def receive(message: Any, _body: Any, ack: Any, _reject: Any, callbacks: Any, **_: Any) -> None:
+        def receive(message: Any, _body: Any, _ack: Any, _reject: Any, callbacks: Any, **_: Any) -> None:
+            payload = message.decode()  # Celery drops what isn't JSON
             try:
-                args = message.decode()[0]
-                ticket = contract.decode_ticket(str(message.headers["id"]), args)
-            except (ValueError, TypeError, KeyError, IndexError) as error:
+                ticket = contract.decode_ticket(str(message.headers["id"]), payload[0])
+            except Exception as error:  # noqa: BLE001 - whatever a stranger sent must not end the worker
                 _log.warning("ticket_dropped", ticket=str(message.headers.get("id")), error=str(error))
-                ack()
+                _acknowledge(message)
                 return
             if not ticket.entries:
-                ack()
+                _acknowledge(message)
                 return
             delivery = Delivery(ticket, message, task, generation=generation, hostname=consumer.hostname)
             self._unacknowledged.add(delivery)
@@ -162,13 +162,7 @@ class Intake:
             return True
         delivery.acknowledged = True
         self._unacknowledged.discard(delivery)
-        try:
-            delivery.message.ack()
-        except Exception as error:  # noqa: BLE001 - a channel that was replaced raises anything, AttributeError too,
-            # and Celery would end the whole worker for it; the loop notices a lost connection by itself.
-            _log.warning("ack_failed", ticket=delivery.id, error=repr(error))
-            return False
-        return True
+        return _acknowledge(delivery.message)
 
     def _regulate(self) -> None:
         """Let the broker send one ticket more, or none: the buffer is bounded by work, not by messages."""
@@ -180,6 +174,16 @@ class Intake:
             qos.increment_eventually(wanted - qos.value)
         elif wanted < qos.value:
             qos.decrement_eventually(qos.value - wanted)
+
+
+def _acknowledge(message: Any) -> bool:
+    try:
+        message.ack()
+    except Exception as error:  # noqa: BLE001 - a channel that was replaced raises anything, AttributeError too, and
+        # Celery would end the whole worker for it; the loop notices a lost connection by itself.
+        _log.warning("ack_failed", ticket=str(message.headers.get("id")), error=repr(error))
+        return False
+    return True
 
 
 def task_class(open_intake: Callable[[Any, Any], Callable[..., None]]) -> type[Task]:
