@@ -16,7 +16,7 @@ from api.http import Reply
 from api.routes import jobs
 from api.service import Service
 from api.shell import create_app
-from models import ids, settings
+from models import heap, ids, settings
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse
@@ -40,6 +40,7 @@ def build() -> Application:
     app = create_app(settings.load())
     service: Service = app.extensions["headrace"]
     service.start()
+    heap.settle()
     # The server's process is a child of multiprocessing, which ends without atexit.
     multiprocessing.util.Finalize(None, service.stop, exitpriority=1)
     _end_waits_on_signal(service)

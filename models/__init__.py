@@ -1,4 +1,4 @@
-"""Tables, transitions and the contract that both sides share. Not machine-learning weights: those are networks.
+"""Tables, transitions and the contract that both sides share. No weights in here: those are networks.
 
 `OWNER` lets the entry points check that the `models` they imported is this one.
 """

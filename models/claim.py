@@ -7,6 +7,8 @@ its lease writes nothing. On PostgreSQL every write locks its rows in id order f
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from models import event
 from models.database import SQLITE, Row, Statement, Transaction
 from models.job import FAILED, SUCCEEDED
@@ -61,9 +63,13 @@ _CLAIM = Statement(
         j.created_at)
     SELECT c.id, c.attempt, c.tenant, c.network, c.work, c.priority, c.deadline_at, c.listened, i.body,
         i.blob, c.created_at FROM claimed c JOIN inputs i ON i.job_id = c.id""",
-    sqlite=f"""UPDATE jobs SET {_SET_CLAIMED} WHERE id {{in ids}} AND {_CLAIMABLE}
-    RETURNING id, attempt, tenant, network, work, priority, deadline_at, webhook IS NOT NULL, created_at""")
-_INPUTS = Statement("SELECT job_id, body, blob FROM inputs WHERE job_id {in ids}")
+    sqlite=f"UPDATE jobs SET {_SET_CLAIMED} WHERE id {{in ids}}")
+# SQLite's writer is alone from BEGIN IMMEDIATE on, so it may look first. All of a batch comes in one row: the
+# driver lets go of the interpreter's lock at each row, and a busy thread then keeps it for up to 5 ms.
+_LOOK = Statement(
+    "SELECT json_group_array(json_array(j.id, j.attempt + 1, j.tenant, j.network, j.work, j.priority, "
+    "j.deadline_at, j.webhook IS NOT NULL, CAST(i.body AS TEXT), i.blob, j.created_at)) "
+    f"FROM jobs j JOIN inputs i ON i.job_id = j.id WHERE j.id {{in ids}} AND {_CLAIMABLE}")
 
 
 def claim(tx: Transaction, ids: Sequence[str], *, incarnation: str, hardware: str, begun: bool,
@@ -72,13 +78,15 @@ def claim(tx: Transaction, ids: Sequence[str], *, incarnation: str, hardware: st
 
     `begun`: the device is idle, so the run starts at once. `alone`: a suspect may be taken (then one id).
     """
-    rows = tx.all(_CLAIM, ids=ids, incarnation=incarnation, hardware=hardware, begun=begun, alone=alone)
     if tx.dialect != SQLITE:
+        rows = tx.all(_CLAIM, ids=ids, incarnation=incarnation, hardware=hardware, begun=begun, alone=alone)
         return [Claimed(*row) for row in rows]
-    if not rows:
-        return []
-    found = {row[0]: row for row in tx.all(_INPUTS, ids=[row[0] for row in rows])}
-    return [Claimed(*(*row[:7], bool(row[7]), *found[row[0]][1:], row[8])) for row in rows]
+    looked = msgspec.json.decode(tx.all(_LOOK, ids=ids, incarnation=incarnation, alone=alone)[0][0])
+    if looked:
+        tx.run(_CLAIM, ids=[row[0] for row in looked], incarnation=incarnation, hardware=hardware,
+               begun=begun)
+    return [Claimed(*(*row[:7], bool(row[7]), None if row[8] is None else row[8].encode(), *row[9:]))
+            for row in looked]
 
 
 _FENCE = "state = 'running' AND NOT waiting AND incarnation = :incarnation"
@@ -95,23 +103,32 @@ _SETTLE = Statement(
         finished_at = {{now}}, error_code = held.error_code, error_message = held.error_message,
         run_ms = held.run_ms, batch_size = held.batch_size FROM held WHERE jobs.id = held.id
     RETURNING jobs.id, jobs.state, jobs.webhook IS NOT NULL, jobs.finished_at""")
-# SQLite's writer is alone from BEGIN IMMEDIATE on, so it may look first: half the cost of UPDATE … FROM
-# json_each. The unary plus keeps it from walking all the incarnation's running jobs for each row.
+# The unary plus keeps SQLite from walking all the incarnation's running jobs for each row.
 _STILL_HELD = Statement(
-    "SELECT id, attempt, deadline_at IS NOT NULL AND deadline_at <= {now}, webhook IS NOT NULL, {now} "
-    "FROM jobs WHERE id {in ids} AND +state = 'running' AND NOT waiting AND +incarnation = :incarnation")
-_SETTLE_EACH = Statement("UPDATE jobs SET state = ?, finished_at = ?, error_code = ?, error_message = ?, "
-                         "run_ms = ?, batch_size = ? WHERE id = ?")
+    "SELECT json_group_array(json_array(id, attempt, deadline_at IS NOT NULL AND deadline_at <= {now}, "
+    "webhook IS NOT NULL, {now})) FROM jobs "
+    "WHERE id {in ids} AND +state = 'running' AND NOT waiting AND +incarnation = :incarnation")
+_SETTLE_ALIKE = Statement(
+    "UPDATE jobs SET state = :state, finished_at = :now, error_code = :code, error_message = :message, "
+    "run_ms = :run_ms, batch_size = :size WHERE id {in ids}")
 
 
 def _settle_sqlite(tx: Transaction, outcomes: Sequence[Outcome], incarnation: str) -> list[Row]:
-    held = {(row[0], row[1]): row for row in
-            tx.all(_STILL_HELD, ids=[o.id for o in outcomes], incarnation=incarnation)}
-    settled = [(o, "expired" if held[o.id, o.attempt][2] else o.state, *held[o.id, o.attempt][3:])
-               for o in outcomes if (o.id, o.attempt) in held]
-    tx.update_each(_SETTLE_EACH, [(state, now, o.error_code, o.error_message, o.run_ms, o.batch_size, o.id)
-                                  for o, state, _, now in settled])
-    return [(o.id, state, listened, now) for o, state, listened, now in settled]
+    found = tx.all(_STILL_HELD, ids=[o.id for o in outcomes], incarnation=incarnation)[0][0]
+    held = {(row[0], row[1]): row for row in msgspec.json.decode(found)}
+    alike: dict[Row, list[str]] = {}  # a batch mostly ends as one: one statement for all that do
+    out: list[Row] = []
+    for o in outcomes:
+        row = held.get((o.id, o.attempt))
+        if row is not None:
+            state = "expired" if row[2] else o.state
+            ending = (state, row[4], o.error_code, o.error_message, o.run_ms, o.batch_size)
+            alike.setdefault(ending, []).append(o.id)
+            out.append((o.id, state, bool(row[3]), row[4]))
+    for (state, now, code, message, run_ms, size), ids in alike.items():
+        tx.run(_SETTLE_ALIKE, ids=ids, state=state, now=now, code=code, message=message, run_ms=run_ms,
+               size=size)
+    return out
 
 
 class Settled(dict[str, str]):

@@ -14,7 +14,7 @@ INFER_TASK = "infer.v1"
 INTERACTIVE = "interactive"
 BULK = "bulk"
 LANES = (INTERACTIVE, BULK)
-MAX_ENTRIES = 64  # one message costs about 1.1 ms to consume, whether it holds 1 id or 64
+MAX_ENTRIES = 256  # a message costs about 1.1 ms to consume, with 1 id or many; 64 still cost 0.02 ms a job
 
 DONE_CHANNEL = "headrace.done.v1"  # job ids that became terminal, separated by spaces
 FEED_CHANNEL = "headrace.feed.v1"  # hardware class whose lane has rows without a ticket

@@ -94,15 +94,9 @@ class Transaction:
             return
         statement = _insert_statement(table, names, self.dialect)
         if isinstance(self.cursor, SqliteConnection):
-            self.cursor.execute_each(statement, rows)
+            self.cursor.insert(statement, rows)
         else:
             self.cursor.execute(statement, list(zip(*rows, strict=True)))
-
-    def update_each(self, statement: Statement, rows: Sequence[Row]) -> int:
-        """SQLite only: run an UPDATE with `?` places once a row; how many rows were touched in all."""
-        if not isinstance(self.cursor, SqliteConnection):
-            raise TypeError("only SQLite, whose calls cross no network, runs a statement once a row")
-        return self.cursor.execute_each(statement.for_sqlite({})[0], rows)
 
 
 _INSERTS: dict[tuple[str, tuple[str, ...], str], str] = {}
@@ -114,7 +108,7 @@ def _insert_statement(table: sa.Table, names: tuple[str, ...], dialect: str) -> 
     if found is None:
         columns = ", ".join(names)
         if dialect == SQLITE:
-            found = f"INSERT INTO {table.name} ({columns}) VALUES ({', '.join('?' * len(names))})"
+            found = f"INSERT INTO {table.name} ({columns})"
         else:
             kinds = (_PG_TYPES[str(table.c[n].type).split("(")[0]] for n in names)
             arrays = ", ".join(f"${place}::{kind}[]" for place, kind in enumerate(kinds, 1))

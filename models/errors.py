@@ -1,4 +1,4 @@
-"""Every error that a user can meet, one root. The docstring is the public text; HTTP statuses live in `api`."""
+"""Every error that a user can meet, one root. Docstrings are the public text; statuses live in `api`."""
 
 from dataclasses import dataclass
 
@@ -56,7 +56,7 @@ class NotFound(HeadraceError):
 
 
 class MethodNotAllowed(HeadraceError):
-    """This path does not answer that method."""
+    """The path does not answer that method."""
 
     code = "method_not_allowed"
 
@@ -156,6 +156,6 @@ class EngineUnavailable(HeadraceError):
 
 
 class HardwareMissing(HeadraceError):
-    """This machine lacks what the hardware class asks for."""
+    """The machine lacks what the hardware class asks for."""
 
     code = "hardware_missing"

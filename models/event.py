@@ -53,7 +53,7 @@ deliveries = sa.Table(
     sa.Column("subject", Text, nullable=False),
     sa.Column("endpoint_id", Text),  # null: the job's own webhook, signed with the tenant's secret
     sa.Column("url", Text, nullable=False),
-    sa.Column("origin", Text, nullable=False),  # scheme://host:port of the URL: only a few sends to one at a time
+    sa.Column("origin", Text, nullable=False),  # scheme://host:port: only a few sends to one at once
     sa.Column("state", Text, nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("due_at", Time),

@@ -1,4 +1,4 @@
-"""The MetaData that all tables share, and the column types they use. Times are ms since the epoch, database clock."""
+"""The MetaData that all tables share, and their types. Times are ms since the epoch, database clock."""
 
 import sqlalchemy as sa
 

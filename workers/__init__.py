@@ -1,0 +1,1 @@
+"""Celery consumers, engines and housekeeping."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from celery.concurrency.thread import TaskPool
 
-from models import contract, ids
+from models import contract, heap, ids
 from models.errors import EngineUnavailable, HardwareMissing, SettingsInvalid
 from models.settings import Settings
 from workers.app import create_celery
@@ -38,5 +38,6 @@ def run_worker(settings: Settings, hardware: str, lanes: Sequence[str]) -> int:
     # Said at each reconnect, about a setting that the contract sets on purpose. Here, since Celery's logging
     # puts filters of its own first.
     warnings.filterwarnings("ignore", message=r"(?s).*cancels all currently executed tasks", category=Warning)
+    heap.settle()
     worker.start()
     return EXIT_OK if worker.exitcode is None else int(worker.exitcode)

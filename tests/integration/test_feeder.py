@@ -75,7 +75,7 @@ def test_each_worker_gets_one_learned_batch_in_order(database, client, feeder) -
     assert 320 <= fed < 320 + 64
     tickets = _tickets(client)
     assert _ids(tickets) == wanted[:fed]
-    assert all(len(ticket.entries) <= 64 and ticket.network == rows.NETWORK for ticket in tickets)
+    assert all(len(ticket.entries) <= contract.MAX_ENTRIES and ticket.network == rows.NETWORK for ticket in tickets)
     assert feeder.round() == 0
 
 

@@ -37,7 +37,7 @@ class _Lane:
     window: Window = field(default_factory=Window)
     open: bool = True
     cursors: dict[int, str] = field(default_factory=dict)
-    row_share: float = 1 / 64  # of a batch, that a job filled lately
+    row_share: float = 1 / 1024  # of a batch, that a job filled lately; at first rather look at too many
     workers: list[Incarnation] = field(default_factory=list)
     scan_due_at: float = 0.0  # own monotonic clock
     search_due_at: float = 0.0

@@ -15,7 +15,7 @@ import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from models import contract, database, ids, incarnation
+from models import contract, database, heap, ids, incarnation
 from models.database import Database
 from models.errors import Unavailable
 from models.settings import Settings, redis_url
@@ -98,6 +98,7 @@ def run_housekeeping(settings: Settings) -> int:
     feeder = Feeder(connected, client)
     sweeper = Sweeper(settings, connected, client)
     delivery = Delivery(settings, connected, life.id)
+    heap.settle()
     calls: dict[str, Callable[[bytes], None]] = {
         contract.FEED_CHANNEL: lambda message: feeder.wake(message.decode()),
         contract.DONE_CHANNEL: lambda _: feeder.wake(),

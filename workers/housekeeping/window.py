@@ -8,7 +8,7 @@ from models.contract import INTERACTIVE, MAX_ENTRIES, Ticket
 from models.feed import Waiting
 
 REMEMBERED = 4096  # tickets of one queue whose share is remembered
-UNLEARNED_ITEMS = MAX_ENTRIES
+UNLEARNED_ITEMS = 64
 SLIVER = 1e-9
 FULL = 1.0 + SLIVER  # of one batch: 49 shares of a 49th sum to a little more than 1
 
