@@ -3,9 +3,10 @@
 Register, then read the row, then wait: what is told in between is not lost. No database connection is held.
 """
 
+import contextlib
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import redis
@@ -21,6 +22,10 @@ MAX_WAITERS = 512  # each holds one of the server's threads; see api/wsgi.py
 REREAD_S = 1.0  # pub/sub loses messages while its connection is cut
 LISTEN_S = 1.0
 RECONNECT_S = 0.2
+# Polls that began together time out together. Hundreds of threads that want the interpreter at once hold up
+# every submit among them for as long as all of them take; so few at a time look their job up.
+AT_ONCE = 4
+TURN_S = 0.5  # after that without a turn: a database that hangs must not hold up the polls behind it too
 
 
 class Waiter:
@@ -51,6 +56,7 @@ class Waiters:
         self._waiting: dict[str, list[Waiter]] = {}
         self._count = 0
         self._lock = threading.Lock()
+        self._turns = threading.Semaphore(AT_ONCE)
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -95,6 +101,16 @@ class Waiters:
             self._count -= 1
             if not others:
                 del self._waiting[waiter.job_id]
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Hold this while a poll looks its job up, never while it sleeps."""
+        held = self._turns.acquire(timeout=TURN_S)
+        try:
+            yield
+        finally:
+            if held:
+                self._turns.release()
 
     def tell(self, ids: Iterable[str]) -> None:
         """These jobs have ended: wake whoever waits for them."""

@@ -16,8 +16,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import redis
+
 from benchmarks import figures, load, networks, process_tree
 from examples import stack as stacks
+from models import settings as settings_module
+from models.settings import Settings
 
 TERMINAL = frozenset({"succeeded", "failed", "canceled", "expired"})
 TAIL = 64  # newest jobs whose results must be there before the clock stops
@@ -136,15 +140,30 @@ async def idle(bench: Bench, count: int) -> dict[str, Any]:
                         **_spread("total", totals), **_spread("submit", posts))
 
 
-async def waiters(bench: Bench, clients: int, seconds: float, rate: float) -> dict[str, Any]:
+async def cut_subscriptions(stack: stacks.Stack, stop: float) -> int:
+    """Close every pub/sub connection of the broker, twice a second; how many were closed in all."""
+    settings = Settings(data_dir=stack.folder / "data")
+    client = redis.Redis.from_url(settings_module.redis_url(settings.broker))
+    cut = 0
+    while time.perf_counter() < stop:
+        cut += int(client.client_kill_filter(_type="pubsub"))
+        await asyncio.sleep(0.5)
+    client.close()
+    return cut
+
+
+async def waiters(bench: Bench, clients: int, seconds: float, rate: float, *,
+                  cut: bool = False) -> dict[str, Any]:
     """`clients` long polls held on one job that does not end, while 8 connections submit `rate` jobs/s.
 
     Each submitted job is long-polled too: `late` is how long after its end the poll had answered.
+    `cut`: all the while every subscription is cut, again and again.
     """
     stop = time.perf_counter() + seconds
     late_s: list[float] = []
     submit_s: list[float] = []
     polls = 0
+    gaps_s: list[float] = []
     held = asyncio.Event()  # all long polls are out: only then jobs are submitted
     first = await load.Connection.open(bench.stack.port)
     endless = {**next(bench.inputs(1, 1)), "hardware": ["cuda"]}  # no such worker here: it stays queued
@@ -156,11 +175,12 @@ async def waiters(bench: Bench, clients: int, seconds: float, rate: float) -> di
     async def hold() -> None:
         nonlocal polls
         connection = await load.Connection.open(bench.stack.port)
-        while time.perf_counter() < stop:
+        while (asked := time.perf_counter()) < stop:
             polls += 1
             if polls == clients:
                 held.set()
             await connection.call(bench.get(f"/v1/jobs/{parked}?wait=10"))
+            gaps_s.append(time.perf_counter() - asked)
         connection.close()
 
     async def submit(number: int) -> None:
@@ -181,13 +201,18 @@ async def waiters(bench: Bench, clients: int, seconds: float, rate: float) -> di
             due += 8 / rate
         connection.close()
 
+    meter = process_tree.Meter(bench.stack.pid)
+    cutting = asyncio.ensure_future(cut_subscriptions(bench.stack, stop if cut else 0))
     await asyncio.gather(*(submit(number) for number in range(8)), *(hold() for _ in range(clients)))
+    parts, foreign = meter.read()
     await first.call(bench.post(f"/v1/jobs/{parked}/cancel", {}))
     first.close()
     return figures.emit(
-        "waiters", **bench.settings, clients=clients, jobs=len(submit_s), **_spread("submit", submit_s),
+        "waiters", **bench.settings, clients=clients, jobs=len(submit_s), cut=await cutting,
+        **_spread("submit", submit_s),
         **_spread("late", late_s), late_max_ms=round(max(late_s) * 1000, 2),
-        polls_per_client_10s=round(polls / clients / seconds * 10, 2))
+        least_s_between_polls=round(min(gaps_s), 3),
+        api_cores=round(parts.get("api", 0.0) / seconds, 2), foreign_cores=foreign)
 
 
 def _spread(name: str, values_s: Sequence[float]) -> dict[str, float]:
@@ -207,6 +232,7 @@ async def measure(bench: Bench, arguments: argparse.Namespace) -> list[dict[str,
             bench, "batches_of_100", _batches(bench, arguments.batched, 100, 11 + run), 8, arguments.limit_s))
     if arguments.clients:
         rows.append(await waiters(bench, arguments.clients, arguments.seconds, 50.0))
+        rows.append(await waiters(bench, arguments.clients, arguments.seconds, 50.0, cut=True))
     return rows
 
 
@@ -240,7 +266,7 @@ def main() -> None:
     figures.table([row for row in rows if "cpu_ms" in row], "Throughput",
                   leave=(*same, "jobs_s_fetched", "cpu_ms_fetched", "batch_max"))
     if arguments.clients:
-        figures.table(rows[-1:], "Long polls")
+        figures.table(rows[-2:], "Long polls")
 
 
 if __name__ == "__main__":

@@ -229,7 +229,7 @@ def _outcome(service: "Service", principal: Principal, job_id: str, waiter: wait
     """The job when it has ended or the time is up; None if there is none."""
     until = waiting.deadline(wait_s)
     while True:
-        with service.database.read() as tx:
+        with service.waiters.turn(), service.database.read() as tx:
             found = job.get(tx, principal.tenant, job_id)
         left_s = waiting.remaining(until)
         if found is None or found.terminal or left_s <= 0 or service.waiters.stopping:
