@@ -87,7 +87,7 @@ class Stack:
             return psutil.Popen(
                 [embedded.COMMAND, "worker", "--hardware", "cpu"], cwd=self.folder, stdout=log, stderr=log,
                 env=embedded.environment(data_dir=str(self.up.data), database_url=self.database_url, **self.settings()),
-                preexec_fn=waiting.die_with_parent())  # noqa: PLW1509 (one C call)
+                preexec_fn=waiting.die_with_parent())
 
     def get(self, path: str, timeout_s: float = 10.0) -> Any:
         place = urllib.parse.urlsplit(self.url)
@@ -99,7 +99,7 @@ class Stack:
             connection.close()
 
     def worker_pids(self) -> list[int]:
-        return self.up.pids(" worker ")
+        return self.up.pids("main.py worker ")
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """What a query finds; asked again while the database is away."""
@@ -125,11 +125,6 @@ class Stack:
         found = waiting.until(lambda: [each for each in self.live() if each.ready and each.id not in but],
                               timeout_s, what="a ready worker")
         return found[0]
-
-    def settled_by(self, incarnations: frozenset[str]) -> int:
-        """Jobs ended by others than these incarnations."""
-        names = ", ".join(f"'{each}'" for each in incarnations) or "''"
-        return self.count(f"state = 'succeeded' AND incarnation NOT IN ({names})")
 
     def load(self, **options: Any) -> loads.Load:
         return loads.Load(self.url, seed=int(time.monotonic() * 1000) % 1_000_000, **options)

@@ -19,7 +19,7 @@ def _kill(stack: Stack, part: str, which: int) -> None:
     """Kill one process of a part and wait until the part has been started again."""
     old = stack.up.pids(part)
     os.kill(old[which], signal.SIGKILL)
-    waiting.until(lambda: len(set(stack.up.pids(part)) - set(old)) >= len(old), 60, what=f"another{part}")
+    waiting.until(lambda: len(set(stack.up.pids(part)) - set(old)) >= len(old), 60, what=f"another {part}")
 
 
 @RUNS
@@ -28,7 +28,7 @@ def test_clients_that_send_again_with_their_keys_lose_and_double_nothing_when_th
     with stack.load(rate_s=100, clients=8) as load:
         for number in range(kills):
             load.reached(len(load.accepted) + 100)
-            _kill(stack, " api", (0, -1)[number % 2])  # granian's first process, and the one that serves
+            _kill(stack, "main.py api", (0, -1)[number % 2])  # granian's first process, and the one that serves
         load.reached(len(load.accepted) + 100)
     say(kills=kills, **stack.check(load), trouble=dict(load.trouble))
 
@@ -38,7 +38,7 @@ def test_jobs_and_webhooks_survive_killed_housekeeping(stack: Stack, kills: int,
     with stack.load(rate_s=100, webhook=stack.receiver.url) as load:
         for _ in range(kills):
             load.reached(len(load.accepted) + 100)
-            _kill(stack, " housekeep", 0)
+            _kill(stack, "main.py housekeep", 0)
         load.reached(len(load.accepted) + 100)
     say(kills=kills, repeats=stack.receiver.repeats, **stack.check(load, told=True), trouble=dict(load.trouble))
 

@@ -82,8 +82,10 @@ def test_junk_and_strangers_messages_in_the_queue_end_nobody(stack: Stack, say: 
         _strangers(stack.broker.url)
         waiting.until(lambda: not client.llen(QUEUE), what="an empty queue")
         load.reached(len(load.accepted) + 50)
+    figures = stack.check(load)
+    waiting.until(lambda: not client.hlen("unacked"), what="acknowledgements")
     client.close()
-    say(junk=len(junk), **stack.check(load))
+    say(junk=len(junk), **figures)
     assert [each.id for each in stack.live()] == [worker.id]
 
 
