@@ -114,11 +114,14 @@ def _arms(priority: int) -> tuple[str, str]:
 _ARMS = " UNION ALL ".join(arm for priority in PRIORITIES for arm in _arms(priority))
 _PICK = Statement(f"SELECT * FROM ({_ARMS}) AS picked LIMIT :limit")
 _MARK = Statement("UPDATE jobs SET ticketed_until = {now} + :ms WHERE id {in ids} AND waiting")
-_CLEAR = Statement(
-    "UPDATE jobs SET ticketed_until = NULL WHERE id IN (SELECT id FROM jobs WHERE id IN ("
+_TICKETED = (
     "SELECT id FROM jobs WHERE hardware = :hardware AND waiting AND deadline_at IS NULL "
     "AND ticketed_until IS NOT NULL UNION ALL SELECT id FROM jobs WHERE hardware = :hardware AND waiting "
-    "AND deadline_at IS NOT NULL AND ticketed_until IS NOT NULL) AND waiting ORDER BY id {for_update})")
+    "AND deadline_at IS NOT NULL AND ticketed_until IS NOT NULL")
+_CLEAR = Statement(  # ARRAY(…): see claim.give_back
+    "UPDATE jobs SET ticketed_until = NULL WHERE id = ANY(ARRAY(SELECT id FROM jobs "
+    f"WHERE id = ANY(ARRAY({_TICKETED})) AND waiting ORDER BY id FOR UPDATE))",
+    sqlite=f"UPDATE jobs SET ticketed_until = NULL WHERE id IN ({_TICKETED})")
 _MARKED = Statement(
     "SELECT network, count(*), sum(work), min(ticketed_until) FROM (SELECT network, work, ticketed_until "
     "FROM jobs WHERE hardware = :hardware AND waiting AND deadline_at IS NULL AND ticketed_until > {now} "

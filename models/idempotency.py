@@ -79,9 +79,10 @@ def fill(tx: Transaction, name: Name, *, status: int, body: bytes, headers: Mapp
 
 
 _FORGET = Statement(
-    "DELETE FROM idempotency_keys WHERE (tenant, path, key) IN (SELECT tenant, path, key "
-    f"FROM idempotency_keys WHERE created_at < {{now}} - {KEEP_MS} ORDER BY tenant, path, key LIMIT :limit "
-    "{for_update})")
+    "DELETE FROM idempotency_keys WHERE ctid = ANY(ARRAY(SELECT ctid FROM idempotency_keys "
+    f"WHERE created_at < {{now}} - {KEEP_MS} LIMIT :limit))",
+    sqlite="DELETE FROM idempotency_keys WHERE (tenant, path, key) IN (SELECT tenant, path, key "
+    f"FROM idempotency_keys WHERE created_at < {{now}} - {KEEP_MS} LIMIT :limit)")
 
 
 def forget(tx: Transaction, limit: int) -> int:
