@@ -94,7 +94,8 @@ def check_text(raw: bytes) -> None:
         try:
             raw.decode()
         except UnicodeDecodeError as error:
-            raise InvalidJson(f"the body is not UTF-8: byte {error.start} can't be decoded") from error
+            raise InvalidJson(f"the body is not UTF-8: byte {error.start} can't be decoded; "
+                              "encode it as UTF-8") from error
     if b"\\u" in raw and _BAD_ESCAPE.search(raw.replace(b"\\\\", b"__")):
         pointer = _bad_text(raw)
         raise invalid((Fault(pointer, "text", "holds \\u0000 or half a surrogate pair: send characters"),))
@@ -125,12 +126,20 @@ def _walk(value: object, pointer: str) -> str | None:
     return None
 
 
+_HINTS = {
+    b"NaN": "; JSON has no NaN: send a finite number",
+    b"Infinity": "; JSON has no Infinity: send a finite number",
+    b"\xef\xbb\xbf": "; send UTF-8 without a byte order mark",
+}
+
+
 def not_json(raw: bytes, error: Exception) -> HeadraceError:
     if not raw:
         return InvalidJson("the body is empty; send a JSON object")
     if isinstance(error, RecursionError):
-        return InvalidJson("the JSON is nested too deeply")
-    return InvalidJson(f"the body is not JSON: {error}")
+        return InvalidJson("the JSON is nested too deeply: no input of a network needs that many levels")
+    hint = next((text for mark, text in _HINTS.items() if mark in raw), "")
+    return InvalidJson(f"the body is not JSON: {error}{hint}")
 
 
 def invalid(faults: tuple[Fault, ...]) -> InvalidRequest:
@@ -140,7 +149,17 @@ def invalid(faults: tuple[Fault, ...]) -> InvalidRequest:
 
 
 def faults_of(raw: bytes) -> tuple[list[Fault], dict[str, Any]]:
-    """Everything wrong with the shape of a job, and the fields that are right."""
+    """Everything wrong with the shape of a job, and the fields that are right.
+
+    Raises InvalidJson where only this second look shows that it is none: behind a first wrong field.
+    """
+    try:
+        return _faults_of(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise not_json(raw, error) from error
+
+
+def _faults_of(raw: bytes) -> tuple[list[Fault], dict[str, Any]]:
     try:
         members = _OBJECT.decode(raw)
     except msgspec.ValidationError as error:

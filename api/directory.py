@@ -16,7 +16,7 @@ import structlog
 from api import inputs
 from models import contract, feed, incarnation, network
 from models.database import Database, Row, Transaction
-from models.errors import ModelNotFound, ModelNotReady, Unavailable
+from models.errors import Fault, ModelNotFound, ModelNotReady, Unavailable
 
 log = structlog.get_logger("headrace.api")
 
@@ -78,15 +78,16 @@ class Directory:
         snapshot = self._now
         found = snapshot.networks.get(model)
         if found is None or found.state == network.RETIRED or found.withdrawn_at is not None:
-            raise ModelNotFound(self._unknown(model, found))
+            detail = self._unknown(model, found)
+            raise ModelNotFound(detail, faults=(Fault("/model", "unknown", detail),))
         served = snapshot.served.get(found.reference)
         if served is not None:
             return served
         if found.state == network.REJECTED:
-            error = ModelNotReady(f"the network {found.reference} was rejected: {found.reason}")
+            error = _not_ready(f"the network {found.reference} was rejected: {found.reason}")
             error.retryable = False
             raise error
-        raise ModelNotReady(f"the network {found.reference} is being checked by a worker; try again shortly")
+        raise _not_ready(f"the network {found.reference} is being checked by a worker; try again shortly")
 
     def _unknown(self, model: str, found: network.Network | None) -> str:
         if found is not None:
@@ -198,3 +199,7 @@ def _by_name(every: Sequence[network.Network]) -> dict[str, network.Network]:
         if known is None or item.is_default or (not known.is_default and item.state == network.READY):
             out[item.name] = item
     return out
+
+
+def _not_ready(detail: str) -> ModelNotReady:
+    return ModelNotReady(detail, faults=(Fault("/model", "not_ready", detail),))

@@ -195,11 +195,17 @@ def _read_body(service: "Service", route: Route, environ: Mapping[str, Any], req
     if length == 0 or (length is None and "chunked" not in environ.get("HTTP_TRANSFER_ENCODING", "").lower()):
         return
     _check_media_type(environ.get("CONTENT_TYPE") or "")
+    encoding = environ.get("HTTP_CONTENT_ENCODING", "")
+    if encoding.strip().lower() not in ("", "identity"):
+        detail = f"the body is not decompressed here: send it without Content-Encoding: {encoding}"
+        raise faults.UnsupportedMediaType(detail, faults=(
+            faults.Fault("Content-Encoding", "media_type", detail),))
     request.body = _read(environ["wsgi.input"], limit if length is None else length)
     if len(request.body) > limit:
         raise _too_large(limit)
     if length is not None and len(request.body) < length:
-        raise faults.InvalidJson(f"the body ended after {len(request.body)} of {length} bytes")
+        raise faults.InvalidJson(f"the body ended after {len(request.body)} of {length} bytes; "
+                                 "send as many as Content-Length says")
 
 
 def _read(stream: Any, size: int) -> bytes:

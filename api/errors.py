@@ -5,7 +5,7 @@ One hybrid body: the members of RFC 9457, and an `error` object, so that OpenAI'
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,6 +25,8 @@ _KINDS = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 # Clients retry these by themselves (OpenAI's SDK: 408, 409, 429, 5xx), so a permanent answer has to say so.
 _RETRIED = frozenset({408, 409, 429})
+_HEADERS_AT_FAULT = {"unsupported_media_type": "Content-Type", "unauthenticated": "Authorization",
+                     "idempotency_mismatch": "Idempotency-Key", "idempotency_in_progress": "Idempotency-Key"}
 _SAYS_WHEN = frozenset({429, 503})
 
 
@@ -43,7 +45,7 @@ def problem(error: HeadraceError, request: Request) -> Reply:
         "detail": detail,
         "instance": request.path,
         "code": error.code,
-        "errors": [fault_object(fault) for fault in error.faults],
+        "errors": [fault_object(fault) for fault in faults_of(error, status)],
         "error": error_object(error, status),
     }
     if isinstance(error, Unavailable):
@@ -56,6 +58,13 @@ def detail_of(error: HeadraceError) -> str:
     if isinstance(error, Unavailable) and error.__cause__ is not None:
         return type(error)().detail
     return error.detail
+
+
+def faults_of(error: HeadraceError, status: int) -> Sequence[Fault]:
+    """What is wrong with the request; an error that names no field is about its body or one header."""
+    if error.faults or status >= 500:
+        return error.faults
+    return (Fault(_HEADERS_AT_FAULT.get(error.code, ""), error.code, detail_of(error)),)
 
 
 def fault_object(fault: Fault, under: str = "") -> dict[str, str]:

@@ -121,7 +121,8 @@ def _refused(error: HeadraceError, index: int) -> bytes:
     shown = errors.error_object(error)
     under = f"/jobs/{index}"
     shown["param"] = under if shown["param"] is None else under + shown["param"]
-    shown["errors"] = [errors.fault_object(fault, under) for fault in error.faults]
+    shown["errors"] = [errors.fault_object(fault, under)
+                       for fault in errors.faults_of(error, errors.status_of(error))]
     return msgspec.json.encode({"status": errors.status_of(error), "error": shown})
 
 
