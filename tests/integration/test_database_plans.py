@@ -36,7 +36,7 @@ STATEMENTS: dict[str, tuple[Statement, Mapping[str, Any]]] = {
     "running": (feed._TALLY_RUNNING, {}),
     "abandoned": (incarnation._ABANDONED, {}),
 }
-ONLY_SQLITE = (claim._LOOK, claim._STILL_HELD)
+ONLY_SQLITE = (claim._LOOK,)
 # Walks of an index that holds only what waits or runs: its size is the backlog's, not the table's.
 PARTIAL = re.compile(r"ix_jobs_(waiting|waiting_deadline|running|deadline)\b")
 
