@@ -93,7 +93,7 @@ _FENCE = "state = 'running' AND NOT waiting AND incarnation = :incarnation"
 _BEGIN = Statement(f"UPDATE jobs SET begun = TRUE WHERE id {{in ids}} AND {_FENCE}")
 _LOCK_ALL = Statement("SELECT count(*) FROM "
                       "(SELECT 1 FROM jobs WHERE id {in ids} ORDER BY id {for_update}) AS j")
-# Both look first, with the rows locked, and then write alike what ended alike, mostly all of a batch. (One UPDATE
+# Both look first, with the rows locked, and then write alike what ended alike, mostly all of it. (One UPDATE
 # joined to the outcomes took PostgreSQL 0.6 ms a job at 1,024, since it may walk them all for each row.)
 _STILL_HELD = Statement(
     "SELECT id, attempt, deadline_at IS NOT NULL AND deadline_at <= {now}, webhook IS NOT NULL, {now} "
