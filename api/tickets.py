@@ -20,8 +20,8 @@ from models.errors import HeadraceError
 log = structlog.get_logger("headrace.api")
 
 # Between two flushes, for each entry of the former, up to the maximum: a lone job's ticket leaves at once,
-# and under load a ticket gathers 20 to 30 ids instead of 2 to 7, at a sixth of the cost a job.
-PACE_S, MAX_PACE_S = 0.001, 0.010
+# and under load a ticket gathers 20 to 40 ids instead of 2 to 7, at a tenth of the cost a job.
+PACE_S, MAX_PACE_S = 0.001, 0.016
 MAX_PENDING = 50_000  # entries not yet published; above it rows are left behind
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.5, 5.0
 MIN_MEASURE_S, MAX_MEASURE_S = 0.01, 0.5
