@@ -92,27 +92,23 @@ class Transaction:
         """The same for rows as tuples in the order of `names`: a fifth less than with dicts."""
         if not rows:
             return
-        statement = _insert_statement(table, names, self.dialect)
         if isinstance(self.cursor, SqliteConnection):
-            self.cursor.insert(statement, rows)
+            self.cursor.insert(table.name, names, rows)
         else:
-            self.cursor.execute(statement, list(zip(*rows, strict=True)))
+            self.cursor.execute(_insert_statement(table, names), list(zip(*rows, strict=True)))
 
 
-_INSERTS: dict[tuple[str, tuple[str, ...], str], str] = {}
+_INSERTS: dict[tuple[str, tuple[str, ...]], str] = {}
 
 
-def _insert_statement(table: sa.Table, names: tuple[str, ...], dialect: str) -> str:
-    key = (table.name, names, dialect)
+def _insert_statement(table: sa.Table, names: tuple[str, ...]) -> str:
+    """PostgreSQL's, of as many rows as the arrays hold."""
+    key = (table.name, names)
     found = _INSERTS.get(key)
     if found is None:
-        columns = ", ".join(names)
-        if dialect == SQLITE:
-            found = f"INSERT INTO {table.name} ({columns})"
-        else:
-            kinds = (_PG_TYPES[str(table.c[n].type).split("(")[0]] for n in names)
-            arrays = ", ".join(f"${place}::{kind}[]" for place, kind in enumerate(kinds, 1))
-            found = f"INSERT INTO {table.name} ({columns}) SELECT * FROM unnest({arrays})"
+        kinds = (_PG_TYPES[str(table.c[n].type).split("(")[0]] for n in names)
+        arrays = ", ".join(f"${place}::{kind}[]" for place, kind in enumerate(kinds, 1))
+        found = f"INSERT INTO {table.name} ({', '.join(names)}) SELECT * FROM unnest({arrays})"
         _INSERTS[key] = found
     return found
 
