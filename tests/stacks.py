@@ -35,6 +35,7 @@ class Stack:
         self.receiver = Receiver()
         self.up: embedded.Up
         self.url = ""
+        self.helpers: list[psutil.Popen] = []
         self.accepted = 0  # jobs that have a right to be stored
         data = self.folder / "data"
         self.database_url = (f"postgresql://headrace@/headrace?host={data}/postgres.sock" if kind == "postgres"
@@ -51,6 +52,7 @@ class Stack:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._end_helpers()
         self.up.end()
         self.database.close()
         self.receiver.__exit__()
@@ -75,19 +77,28 @@ class Stack:
     def restore(self) -> None:
         """As it was in the beginning, whatever a test before left: everything runs, one worker is ready."""
         self.broker.thaw()
+        self._end_helpers()
         if self.up.process.poll() is not None or len(self.worker_pids()) != 1:
             self.restart()
-        self.ready_worker()
+        waiting.until(lambda: [each.ready for each in self.live()] == [True], 60, what="one worker, which is ready")
         self.drained()
         self.accepted = self.count()
 
     def begin_worker(self) -> "psutil.Popen":
         """`headrace worker` by hand, without a supervisor."""
         with (self.folder / "worker.log").open("ab") as log:
-            return psutil.Popen(
+            self.helpers.append(psutil.Popen(
                 [embedded.COMMAND, "worker", "--hardware", "cpu"], cwd=self.folder, stdout=log, stderr=log,
                 env=embedded.environment(data_dir=str(self.up.data), database_url=self.database_url, **self.settings()),
-                preexec_fn=waiting.die_with_parent())
+                preexec_fn=waiting.die_with_parent()))
+        return self.helpers[-1]
+
+    def _end_helpers(self) -> None:
+        for each in self.helpers:
+            if each.poll() is None:
+                each.kill()
+            each.wait(10)
+        self.helpers.clear()
 
     def get(self, path: str, timeout_s: float = 10.0) -> Any:
         place = urllib.parse.urlsplit(self.url)
@@ -114,10 +125,10 @@ class Stack:
     def count(self, condition: str = "TRUE") -> int:
         return int(self.rows(f"SELECT count(*) FROM jobs WHERE {condition}")[0][0])
 
-    def live(self) -> list[incarnation.Incarnation]:
-        """The workers that live, as the database knows them."""
+    def live(self, kind: str = incarnation.WORKER) -> list[incarnation.Incarnation]:
+        """The workers (or others) that live, as the database knows them."""
         with contextlib.suppress(Unavailable), self.database.read() as tx:
-            return [each for each in incarnation.live(tx) if each.kind == incarnation.WORKER]
+            return [each for each in incarnation.live(tx) if each.kind == kind]
         return []
 
     def ready_worker(self, but: frozenset[str] = frozenset(), timeout_s: float = 60.0) -> incarnation.Incarnation:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from models import incarnation
 from tests import waiting
 from tests.stacks import Stack
 
@@ -38,7 +39,11 @@ def test_jobs_and_webhooks_survive_killed_housekeeping(stack: Stack, kills: int,
     with stack.load(rate_s=100, webhook=stack.receiver.url) as load:
         for _ in range(kills):
             load.reached(len(load.accepted) + 100)
+            (old,) = stack.live(incarnation.HOUSEKEEPING)
             _kill(stack, "main.py housekeep", 0)
+            # Killed before it has begun, it would be started again ever later.
+            waiting.until(lambda old=old: [each for each in stack.live(incarnation.HOUSEKEEPING) if each.id != old.id],
+                          60, what="other housekeeping")
         load.reached(len(load.accepted) + 100)
     say(kills=kills, repeats=stack.receiver.repeats, **stack.check(load, told=True), trouble=dict(load.trouble))
 
