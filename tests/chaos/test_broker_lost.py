@@ -43,7 +43,8 @@ def test_a_broker_emptied_with_a_thousand_jobs_queued_loses_none(stack: Stack, s
     say(tickets_lost=tickets, drained_s=round(drained_s, 2), **stack.check(load))
 
 
-@BOTH
+@slow
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_a_broker_emptied_again_and_again_under_load_loses_none(stack: Stack, say: Any) -> None:
     client = stack.broker.client()
     with stack.load(rate_s=150) as load:
@@ -59,21 +60,22 @@ def _out_of_reach(stack: Stack) -> set[str]:
     return {each["pointer"] for each in stack.get("/readyz").get("errors", ())}
 
 
-@BOTH
-@pytest.mark.parametrize("fault", ["killed", "frozen"])
+@pytest.mark.parametrize(("kind", "fault", "jobs"), [
+    ("sqlite", "frozen", 100), *(pytest.param(kind, fault, 500, marks=slow) for kind in ("sqlite", "postgres")
+                                 for fault in ("killed", "frozen"))])
 def test_without_a_broker_jobs_are_accepted_as_fast_and_run_when_it_is_back(
-        stack: Stack, fault: str, say: Any) -> None:
-    with stack.load(rate_s=50) as before:
-        before.reached(100)
+        stack: Stack, fault: str, jobs: int, say: Any) -> None:
+    with stack.load(rate_s=100) as before:
+        before.reached(jobs // 2)
     stack.drained()
     (stack.broker.kill if fault == "killed" else stack.broker.freeze)()
     try:
         waiting.until(lambda: _out_of_reach(stack) == {"/broker"}, what="the API's notice")
-        with stack.load(rate_s=50) as during:
-            during.reached(200)
+        with stack.load(rate_s=100) as during:
+            during.reached(jobs)
             poll = next(iter(during.accepted))
             asked = time.monotonic()
-            told = stack.get(f"/v1/jobs/{poll}?wait=2")
+            told = stack.get(f"/v1/jobs/{poll}?wait=1")
             waited_s = time.monotonic() - asked
             assert told["state"] in ("queued", "running", "succeeded")
             assert _out_of_reach(stack) == {"/broker"}
