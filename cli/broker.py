@@ -13,6 +13,8 @@ from models import settings
 from models.errors import HardwareMissing, SettingsInvalid
 
 PING_S = 1.0
+# About snapshots in the background, which it never makes: nothing is kept on disk.
+NOISE = ("Memory overcommit must be enabled",)
 _MACHINES = {"amd64": "x86_64", "aarch64": "arm64" if platform.system() == "Darwin" else "aarch64"}
 
 

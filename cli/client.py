@@ -53,6 +53,8 @@ class Refused(CommandFailed):
         faults = [fault for fault in problem.get("errors") or () if isinstance(fault, dict)]
         if not all(str(fault.get("detail")) in text for fault in faults):
             text = f"{text}: {'; '.join(_fault_line(fault) for fault in faults)}"
+        if self.code == "unauthenticated":
+            text = f"{text}. Set HEADRACE_KEY to a key; `headrace keys create` makes one"
         retryable = self.code in {"model_not_ready", "idempotency_in_progress", "result_not_ready"}
         permanent = status in _PERMANENT and not retryable
         super().__init__(f"{text} [{self.code}]", codes.WRONG_USE if permanent else codes.FAILED)

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from typing import IO, Any
 
 _COLORS = ("36", "33", "32", "35", "34")
@@ -58,10 +59,12 @@ class Stream:
 
 
 class Listener:
-    """Passes what one child says to the console, from a thread of its own."""
+    """Passes what one child says to the console, from a thread of its own. Lines with `noise` are dropped."""
 
-    def __init__(self, console: Console, name: str, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, console: Console, name: str, process: "subprocess.Popen[bytes]", *,
+                 noise: Sequence[str] = ()) -> None:
         self._console = console
+        self._noise = noise
         self._name = name
         self._stream: Any = process.stdout
         self._thread = threading.Thread(target=self._listen, name=f"listen-{name}", daemon=True)
@@ -71,7 +74,7 @@ class Listener:
         with self._stream:
             for raw in self._stream:
                 text = raw.decode(errors="replace").rstrip()
-                if text:
+                if text and not any(phrase in text for phrase in self._noise):
                     self._console.line(self._name, text)
 
     def join(self, timeout_s: float) -> None:

@@ -23,7 +23,10 @@ def upgrade() -> None:
 @db.command()
 @click.pass_context
 def check(ctx: click.Context) -> None:
-    """Say how the database differs from this version's schema; exit code 1 if it does."""
+    """Compare the database with this version's schema.
+
+    Prints how it differs; exit code 1 if it does.
+    """
     from migrations import upgrade as migration
     settings = settings_module.load()
     differences = migration.check(settings.database)

@@ -4,6 +4,7 @@ import dataclasses
 import datetime as dt
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -13,14 +14,23 @@ from models import database
 from models import keys as keys_module
 from models import settings as settings_module
 from models import tenant as tenants
-from models.errors import NotFound
+from models.errors import NotFound, Unavailable
 
 MAX_NAME = 128
 WIDE = 250  # columns, where nobody looks at a terminal
 
 
 def _connected() -> database.Database:
-    return database.connect(settings_module.load().database, pool_size=1)
+    from migrations import upgrade
+    url = settings_module.load().database
+    if url.startswith("sqlite") and not Path(database.sqlite_path(url)).exists():
+        raise Unavailable(f"there is no database at {database.sqlite_path(url)}: `headrace up` or "
+                          "`headrace db upgrade` makes it; HEADRACE_DATA_DIR or HEADRACE_DATABASE_URL names "
+                          "another one")
+    differences = upgrade.check(url)
+    if differences:
+        raise Unavailable(f"{settings_module.mask_url(url)}: {'; '.join(differences)}")
+    return database.connect(url, pool_size=1)
 
 
 def _scopes(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[str, ...]:
@@ -43,7 +53,7 @@ def keys() -> None:
 @click.option("--tenant", default=tenants.DEFAULT, show_default=True, help="Whose key it is.")
 @click.option("--name", required=True, help="What it is for.")
 @click.option("--scopes", required=True, callback=_scopes,
-              help=f"What it may do: {', '.join(tenants.SCOPES)}; comma-separated, or all.")
+              help=f"What it may do: {', '.join(tenants.SCOPES)}; comma-separated, or all of them: all.")
 @click.option("--expires-days", type=click.FloatRange(min=0, min_open=True), help="Days until it ends.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def create(*, tenant: str, name: str, scopes: Sequence[str], expires_days: float | None,

@@ -23,7 +23,7 @@ def configure(log_format: str, process: str, *, level: int = logging.INFO, strea
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if log_format == "json":
-        shared.append(_name(process))
+        shared += [_name(process), _act]
         last: list[Any] = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
     else:
         if PROCESS not in os.environ:
@@ -55,6 +55,14 @@ def _name(process: str) -> Any:
         return entry
 
     return add
+
+
+def _act(_logger: Any, _method: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """An event that is one word already is its own `action`."""
+    event = entry.get("event")
+    if isinstance(event, str) and event.isidentifier():
+        entry.setdefault("action", event)
+    return entry
 
 
 def granian_config() -> dict[str, Any]:

@@ -66,6 +66,9 @@ COMMANDS = {
     "db": ("cli.db", "db", "Upgrade and check the database."),
     "doctor": ("cli.doctor", "doctor", "Say what is configured, reachable and missing."),
 }
+EPILOG = ("models, submit and jobs talk to the service at HEADRACE_URL (http://127.0.0.1:8080), with the key "
+          "in HEADRACE_KEY where it wants one. The others take their settings from HEADRACE_… in the "
+          "environment: `headrace doctor` shows those in force.")
 
 
 class Commands(click.Group):
@@ -121,7 +124,7 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version,
               help="Show the version.")
 def headrace() -> None:

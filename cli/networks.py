@@ -30,7 +30,10 @@ def models() -> None:
               help="Seconds to wait until a worker has checked it; 0 does not wait.")
 @json_option
 def add(path: Path, timeout_s: float, as_json: bool) -> None:
-    """Upload PATH, a folder with network.yaml and its files, and wait until it is ready."""
+    """Upload a network's folder and wait until it is ready.
+
+    PATH holds network.yaml and the files that it names.
+    """
     folder = path.parent if path.is_file() else path
     text = _read(path if path.is_file() else folder / MANIFEST)
     parts = [Part("manifest", text, "application/yaml"), *_files(folder, text)]
@@ -69,7 +72,10 @@ def list_networks(as_json: bool) -> None:
 @click.argument("model")
 @json_option
 def show(model: str, as_json: bool) -> None:
-    """Show one network: signature, hardware, batching, state, learned latency."""
+    """Show one network.
+
+    Its signature, hardware, batching, state and learned latency.
+    """
     found = client.from_environment().get(f"/v1/models/{client.segment(model)}").body
     client.print_json(found) if as_json else tables.show_object(found)
 
@@ -87,7 +93,10 @@ def promote(model: str, as_json: bool) -> None:
 @click.argument("model")
 @json_option
 def remove(model: str, as_json: bool) -> None:
-    """Retire NAME@VERSION: no new jobs; those already accepted still run."""
+    """Retire NAME@VERSION.
+
+    It takes no new jobs; those already accepted still run.
+    """
     found = client.from_environment().call("DELETE", f"/v1/models/{_versioned(model)}").body
     done = f"{model}: no new jobs; retired once its live jobs are done"
     client.print_json(found) if as_json else click.echo(done)

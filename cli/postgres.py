@@ -21,6 +21,8 @@ from models.errors import HardwareMissing, Unavailable
 NAME = "headrace"  # role and database
 USERS = ("postgres", "nobody")  # whom root becomes
 CONNECT_S = 2
+# Said to each of our own probes while it starts.
+NOISE = ("FATAL:  the database system is starting up",)
 FAST_STOP = signal.SIGINT  # SIGTERM would wait for every client to leave
 MAX_CONNECTIONS = 300  # the pools of all parts at their largest, and room for a look from outside
 

@@ -28,7 +28,10 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What to run. `stage`: the lowest is stopped first. `final`: exit codes that end it for good."""
+    """What to run. `stage`: the lowest is stopped first. `final`: exit codes that end it for good.
+
+    `noise`: phrases of lines that aren't passed on, since they would only alarm.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -38,6 +41,7 @@ class Part:
     incarnated: bool = False
     stop_signal: int = signal.SIGTERM
     final: frozenset[int] = codes.FINAL
+    noise: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -180,7 +184,8 @@ class Supervisor:
                 self._dead(identity, 0, False)
             self._put_off(post)
             return
-        post.life = Life(part, process, console.Listener(self._out, part.name, process), identity)
+        listener = console.Listener(self._out, part.name, process, noise=part.noise)
+        post.life = Life(part, process, listener, identity)
         threading.Thread(target=self._watch, args=(post.life,), name=f"watch-{part.name}",
                          daemon=True).start()
 

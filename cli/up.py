@@ -158,12 +158,13 @@ class Stack:
         if not self.settings.broker_url:
             path = broker.make_folder(self.settings.data_dir) / "broker.sock"
             command = parts.leashed(*broker.command(broker.binary(), path))
-            out.append(Part("broker", command, STORES, lambda _: broker.answers(path), final=frozenset()))
+            out.append(Part("broker", command, STORES, lambda _: broker.answers(path), final=frozenset(),
+                            noise=broker.NOISE))
             self.settings = replace(self.settings, broker_url=broker.url(path))
         if self.kind == "postgres":
             server = postgres.prepare(self.settings.data_dir)
             out.append(Part("postgres", tuple(server.command()), STORES, lambda _: server.answers(),
-                            stop_signal=postgres.FAST_STOP, final=frozenset()))
+                            stop_signal=postgres.FAST_STOP, final=frozenset(), noise=postgres.NOISE))
             self.settings = replace(self.settings, database_url=server.url)
         return out
 
@@ -214,7 +215,11 @@ class Stack:
         if not working:
             note += "; jobs are taken and wait"
         where = self.settings.data_dir
-        print(f"headrace is ready at {self.url} ({note}; data in {where}; Ctrl-C stops it)", flush=True)
+        if self.kind == "postgres":
+            print("other commands reach its database with "
+                  f"HEADRACE_DATABASE_URL='{self.settings.database}'", flush=True)
+        print(f"headrace is ready at {self.url} ({note}; API at /docs; data in {where}; Ctrl-C stops it)",
+              flush=True)
 
     def _stop(self) -> None:
         for stage in (WORKERS, SERVICES):

@@ -94,7 +94,7 @@ class Settings:
                 value = "***"
             elif isinstance(value, str) and "://" in value:
                 value = mask_url(value)
-            out[item.name] = str(value)
+            out[item.name] = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         return out
 
 
