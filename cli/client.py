@@ -51,7 +51,7 @@ class Refused(CommandFailed):
         self.code = str(problem.get("code", f"http_{status}"))
         text = str(problem.get("detail") or problem.get("title") or f"HTTP {status}").rstrip(".")
         faults = [fault for fault in problem.get("errors") or () if isinstance(fault, dict)]
-        if not all(str(fault.get("detail")) in text for fault in faults):
+        if not all(str(fault.get("detail")).rstrip(".") in text for fault in faults):
             text = f"{text}: {'; '.join(_fault_line(fault) for fault in faults)}"
         if self.code == "unauthenticated":
             text = f"{text}. Set HEADRACE_KEY to a key; `headrace keys create` makes one"
