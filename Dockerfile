@@ -2,7 +2,8 @@
 # Two targets: `cpu` (API, housekeeping and CPU workers) and `gpu` (workers on NVIDIA devices).
 #   docker build --target cpu -t headrace:cpu .
 #   docker build --target gpu -t headrace:gpu .
-ARG PYTHON=3.12
+# The version that the test suite runs on, and that the pins were made with.
+ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim AS base
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -33,7 +34,8 @@ RUN python -m venv /opt/headrace
 COPY requirements /requirements
 RUN /opt/headrace/bin/pip install -r /requirements/base.txt
 COPY --from=wheel /dist /dist
-RUN wheel=$(echo /dist/*.whl) && /opt/headrace/bin/pip install --constraint /requirements/base.txt "${wheel}[gpu]"
+# cpu.txt as a constraint: NumPy, Pillow and tokenizers at the same versions, without its onnxruntime.
+RUN wheel=$(echo /dist/*.whl) && /opt/headrace/bin/pip install --constraint /requirements/cpu.txt "${wheel}[gpu]"
 
 FROM base AS runtime
 RUN useradd --uid 10001 --user-group --home-dir /data --no-create-home headrace \
