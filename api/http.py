@@ -78,6 +78,7 @@ class Route:
     query: Mapping[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
     headers: Mapping[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
     form: Mapping[str, Any] | None = None
+    examples: Mapping[str, Any] = field(default_factory=dict)  # of the JSON body, by what each shows
     idempotent: bool = False  # takes Idempotency-Key
     upload: bool = False  # multipart, streamed
     max_body: int | None = None

@@ -4,6 +4,16 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+# Inputs of the example networks, so that they work as they stand where those were added.
+_TUMOR = {"model": "tumor", "input": [
+    17.99, 10.38, 122.8, 1001.0, 0.1184, 0.2776, 0.3001, 0.1471, 0.2419, 0.07871, 1.095, 0.9053, 8.589, 153.4,
+    0.006399, 0.04904, 0.05373, 0.01587, 0.03003, 0.006193, 25.38, 17.33, 184.6, 2019.0, 0.1622, 0.6656,
+    0.7119, 0.2654, 0.4601, 0.1189]}
+_TEXT = {"model": "minilm", "input": "A man is eating food.", "priority": 2, "deadline_s": 60,
+         "metadata": {"order": "17"}}
+JOB_EXAMPLES = {"A row of numbers, for a tabular network": _TUMOR, "A text, for a sentence encoder": _TEXT}
+BATCH_EXAMPLES = {"Two jobs": {"jobs": [_TUMOR, _TEXT]}}
+
 State = Literal["queued", "running", "succeeded", "failed", "canceled", "expired"]
 
 

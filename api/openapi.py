@@ -29,8 +29,8 @@ _TEXTS = {
 _TAGS = {
     "jobs": "One inference request each: one input for one network.",
     "models": "Networks: versioned model artifacts with their manifests.",
-    "operations": "What waits where, and who runs it.",
     "webhooks": "Signed events, pushed when jobs end.",
+    "operations": "What waits where, and who runs it.",
     "health": "For orchestrators and scrapers.",
     "documentation": "This document.",
 }
@@ -70,7 +70,7 @@ def document(routes: Sequence[Route], *, keyless: bool) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/", "description": "This service."}],
-        "tags": [{"name": tag, "description": _TAGS.get(tag, tag)} for tag in sorted(used)],
+        "tags": [{"name": tag, "description": text} for tag, text in _TAGS.items() if tag in used],
         "paths": paths,
         "components": {
             "schemas": schemas.components,
@@ -129,7 +129,12 @@ def _operation(route: Route, schemas: _Schemas, *, keyless: bool) -> dict[str, A
         operation["requestBody"] = {"required": True, "content": content}
     elif route.body is not None:
         content = {JSON: {"schema": schemas.of(route.body)}}
-        operation["requestBody"] = {"required": True, "content": content}
+        if route.examples:
+            content[JSON]["examples"] = {name: {"summary": name, "value": value}
+                                         for name, value in route.examples.items()}
+        # Where no field is needed, no body is: it means `{}`.
+        needed = any(field.required for field in msgspec.structs.fields(route.body))
+        operation["requestBody"] = {"required": needed, "content": content}
     return operation
 
 

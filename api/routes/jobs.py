@@ -38,7 +38,7 @@ _IF_NONE_MATCH = ({"type": "string"}, "An `ETag` seen before: 304 if the job is 
 
 @table.route("POST", "/v1/jobs", scope="jobs:write", summary="Submit a job", body=bodies.JobBody,
              replies={202: job_shapes.Job, 200: job_shapes.Job, 404: None, 409: None, 429: None},
-             headers={"Prefer": _PREFER}, idempotent=True)
+             headers={"Prefer": _PREFER}, examples=job_shapes.JOB_EXAMPLES, idempotent=True)
 def submit(service: "Service", request: Request, principal: Principal) -> Reply:
     """Store one job and answer 202; with `Prefer: wait=N` answer 200 if it ends in that time."""
     bodies.check_text(request.body)
@@ -88,7 +88,7 @@ def _accepted(service: "Service", new: NewJob, now: int) -> Reply:
 
 @table.route("POST", "/v1/jobs/batch", scope="jobs:write", summary="Submit up to 1000 jobs",
              body=bodies.BatchBody,
-             replies={202: job_shapes.BatchReply}, idempotent=True)
+             replies={202: job_shapes.BatchReply}, examples=job_shapes.BATCH_EXAMPLES, idempotent=True)
 def submit_batch(service: "Service", request: Request, principal: Principal) -> Reply:
     """Store the jobs that are right, in one transaction, and say of each what became of it."""
     key_name = idempotency.name_of(request, principal)

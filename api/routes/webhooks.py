@@ -32,7 +32,9 @@ _PAGING = {
 
 
 @table.route("POST", "/v1/webhook_endpoints", scope=SCOPE, summary="Add an endpoint that events are sent to",
-             body=wire.NewEndpoint, replies={201: wire.WebhookEndpoint, 409: None}, idempotent=True)
+             body=wire.NewEndpoint, replies={201: wire.WebhookEndpoint, 409: None}, idempotent=True,
+             examples={"All ends of jobs": {"name": "orders", "url": "https://example.com/hooks",
+                                            "event_types": ["job.succeeded", "job.failed"]}})
 def add(service: "Service", request: Request, principal: Principal) -> Reply:
     """The endpoint with its secret, which is told this once."""
     body, faults, values = wire.decode(request.body, wire.NewEndpoint)
