@@ -28,7 +28,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[embedded.Up]:
 def test_it_says_where_it_is_once_api_and_worker_are_ready(running: embedded.Up) -> None:
     said = running.ready()
     assert running.get("/readyz") == 200
-    assert said[4].startswith("1 worker; data in ")
+    assert said[4].startswith("1 worker; API at /docs; data in ")
     assert [reason for reason in running.incarnations("worker").values() if reason is None] == [None]
 
 
