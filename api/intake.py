@@ -1,6 +1,7 @@
-"""Group commit: requests that arrive together share one transaction. Nobody waits for company.
+"""Group commit: requests that arrive together share one transaction.
 
-The first one leads: it stores all that is pending, then hands the lead on to one that came meanwhile.
+Who finds nobody at it leads and goes at once: it stores all that is pending, then hands the lead on to one
+that came meanwhile, which gathers company for a few ms first.
 """
 
 import _thread

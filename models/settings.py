@@ -154,6 +154,7 @@ _PARSERS: dict[str, Any] = {
     "max_body_bytes": int, "max_upload_bytes": int, "result_ttl_s": float, "max_wait_s": float, "port": int,
     "webhook_schedule": _floats, "webhook_allow": _words,
 }
+_WANTED: dict[Any, str] = {int: "a whole number", float: "a number", _floats: "numbers with commas between"}
 _CHOICES = {"sqlite_synchronous": ("full", "normal"), "log_format": ("console", "json"),
             "auth": ("off", "keys")}
 _POSITIVE = ("lease_s", "max_attempts", "sweep_s", "max_inline_bytes", "max_body_bytes", "max_upload_bytes",
@@ -177,8 +178,8 @@ def load(environ: Mapping[str, str] | None = None, **flags: Any) -> Settings:
             try:
                 values[item.name] = _PARSERS.get(item.name, str)(text)
             except ValueError:
-                wanted = _PARSERS[item.name].__name__.strip("_")
-                faults.append(Fault(name, "type", f"{text!r} is not a valid {wanted}"))
+                wanted = _WANTED[_PARSERS[item.name]]
+                faults.append(Fault(name, "type", f"{text!r} is not {wanted}"))
     for name, allowed in _CHOICES.items():
         if name in values and values[name] not in allowed:
             detail = f"{values[name]!r} is not one of {', '.join(allowed)}"

@@ -76,4 +76,4 @@ def test_a_wrong_setting_is_one_line_on_stderr_and_exit_code_2(monkeypatch: pyte
     monkeypatch.setenv("HEADRACE_LEASE_S", "soon")
     done = CliRunner().invoke(main.headrace, ["doctor"])
     assert done.exit_code == 2
-    assert done.stderr == "headrace: HEADRACE_LEASE_S: 'soon' is not a valid float\n"
+    assert done.stderr == "headrace: HEADRACE_LEASE_S: 'soon' is not a number\n"
