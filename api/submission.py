@@ -1,5 +1,6 @@
 """From the JSON of one job to a row that is ready to be stored: everything a submit may be refused for."""
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,9 @@ from models.job import QUEUED, Job, NewJob
 
 if TYPE_CHECKING:
     from api.service import Service
+
+
+_ANY_ID = ids.JOB + 32 * "0"
 
 
 def prepare(service: "Service", principal: Principal, raw: bytes) -> NewJob:
@@ -115,5 +119,18 @@ def accepted(new: NewJob, accepted_at: int) -> Job:
 
 def accepted_json(service: "Service", new: NewJob, accepted_at: int) -> bytes:
     """What the client is told of a job that was stored at this time."""
-    return rendering.job_json(accepted(new, accepted_at),
-                              estimated_start_s=service.directory.wait_s(new.hardware))
+    wait_s = service.directory.wait_s(new.hardware)
+    if new.metadata is not None:
+        return rendering.job_json(accepted(new, accepted_at), estimated_start_s=wait_s)
+    # The jobs of a batch differ in nothing but their ids.
+    return new.id.encode().join(
+        _around_id((new.network, new.hardware, new.priority, new.deadline_s), accepted_at, wait_s))
+
+
+@functools.lru_cache(256)
+def _around_id(kind: tuple[str, str, int, float | None], accepted_at: int,
+               wait_s: float | None) -> list[bytes]:
+    network, hardware, priority, deadline_s = kind
+    like = NewJob(_ANY_ID, "", network, hardware, 0.0, None, priority=priority, deadline_s=deadline_s)
+    shown = rendering.job_json(accepted(like, accepted_at), estimated_start_s=wait_s)
+    return shown.split(_ANY_ID.encode())
