@@ -13,11 +13,6 @@ from models.tables import metadata
 from tests import brokers, databases
 
 
-def pytest_make_parametrize_id(val: object) -> str | None:
-    """Names of tests are written to files: a lone surrogate in one would end the whole run there."""
-    return ascii(val) if isinstance(val, str) and not val.isprintable() else None
-
-
 @pytest.fixture(scope="session")
 def broker_server() -> Iterator[brokers.Broker]:
     server = brokers.Broker()
