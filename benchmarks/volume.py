@@ -1,6 +1,7 @@
 """Whether a table full of finished jobs slows the live ones (PostgreSQL), a snapshot held open meanwhile.
 
-Each cost at `--small` finished jobs, at `--large`, and after `--churn-s` of live jobs under a snapshot.
+Two stacks, one with `--small` finished jobs and one with `--large`, are measured in turn, round by round, so
+that whatever else the machine does meets both: quiet, and after `--churn-s` of live jobs under a snapshot.
 `python -m benchmarks.volume --large 10000000 --churn-s 600`
 """
 
@@ -12,8 +13,9 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ PROBE = "probe"  # a hardware class without workers: nobody else touches the row
 BATCH = 64
 CHUNK_ROWS = 500_000
 START_S = 60.0
-WARM_S = 20.0
+WARM_ROUNDS = 5
 
 # Ids that sort before those made from now on, as a year of jobs would; times inside the retention.
 _FILL = """
@@ -65,11 +67,11 @@ def serving(folder: Path) -> Iterator[str]:
         process.wait()
 
 
-def fill(url: str, have: int, want: int) -> None:
+def fill(url: str, want: int) -> None:
     """Finished jobs with inputs and results, written straight into the tables, then VACUUM ANALYZE."""
     with psycopg.connect(url, autocommit=True, options="-c synchronous_commit=off") as connection:
         base_ms = int(time.time() * 1000) - 86_400_000
-        for first in range(have, want, CHUNK_ROWS):
+        for first in range(0, want, CHUNK_ROWS):
             last = min(first + CHUNK_ROWS, want) - 1
             connection.execute(_FILL, {"first": first, "last": last, "base_ms": base_ms})
             figures.emit("filled", rows=last + 1)
@@ -84,13 +86,10 @@ class Probes:
         self._database = database
         self._bench = bench
 
-    def measure(self, rounds: int) -> dict[str, float]:
-        """The median of each cost: one batch of 64 for transitions, one call for HTTP."""
-        times: dict[str, list[float]] = {}
-        for _ in range(rounds):
-            for name, value in (*self._statements(), *asyncio.run(self._calls())):
-                times.setdefault(name, []).append(value)
-        return {name: round(statistics.median(values), 3) for name, values in times.items()}
+    def round(self) -> Iterator[tuple[str, float]]:
+        """Each cost once: one batch of 64 for transitions, one call for HTTP."""
+        yield from self._statements()
+        yield from asyncio.run(self._calls())
 
     def _statements(self) -> Iterator[tuple[str, float]]:
         # A life of its own for each round: one that never beats is ended by the stack's sweep.
@@ -178,34 +177,53 @@ def churn(bench: Bench, jobs_s: int) -> Iterator[None]:
         thread.join()
 
 
-def run(url: str, bench: Bench, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Each state at both sizes; busy states are compared with busy ones, since they share the machine."""
-    database = databases.connect(url)
-    probes, rows = Probes(database, bench), []
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One stack, with that many finished jobs in its database."""
 
-    def note(state: str, finished: int) -> dict[str, Any]:
-        costs = probes.measure(arguments.rounds)
-        rows.append(figures.emit("volume", state=state, finished=finished, **costs))
-        return rows[-1]
+    finished: int
+    url: str
+    bench: Bench
+    probes: Probes
 
-    fill(url, 0, arguments.small)
-    probes.measure(5)  # plans and pools are warm
-    quiet = note("quiet", arguments.small)
-    with churn(bench, arguments.jobs_s):
-        time.sleep(min(arguments.churn_s, WARM_S))
-        busy = note("live jobs", arguments.small)
-    fill(url, arguments.small, arguments.large)
-    _ratio(note("quiet", arguments.large), quiet)
-    with snapshot(url), churn(bench, arguments.jobs_s):
+
+@contextmanager
+def side(folder: Path, finished: int) -> Iterator[Side]:
+    (folder / "database").mkdir(parents=True)
+    for each in (folder, folder / "database"):
+        each.chmod(0o755)  # the database's server may run as another user, who must be able to enter
+    with serving(folder / "database") as url, \
+            stacks.running(folder, database=None, environ={"HEADRACE_DATABASE_URL": url}) as stack:
+        stack.run("models", "add", str(networks.make(folder / "networks", "mlp")))
+        bench, database = Bench(stack, "mlp", {}), databases.connect(url)
+        fill(url, finished)
+        yield Side(finished, url, bench, Probes(database, bench))
+        database.close()
+
+
+def compare(sides: Sequence[Side], state: str, rounds: int) -> list[dict[str, Any]]:
+    """The median of each cost on each side, the rounds of both sides in turn; then large as a multiple."""
+    times: list[dict[str, list[float]]] = [{} for _ in sides]
+    for number in range(rounds + WARM_ROUNDS):
+        for each, found in zip(sides, times, strict=True):
+            for name, value in each.probes.round():
+                if number >= WARM_ROUNDS:  # plans and pools are warm
+                    found.setdefault(name, []).append(value)
+    medians = [{name: round(statistics.median(values), 3) for name, values in found.items()} for found in times]
+    for each, costs in zip(sides, medians, strict=True):
+        figures.emit("volume", state=state, finished=each.finished, **costs)
+    first, last = medians[0], medians[-1]
+    figures.emit("multiple", state=state, **{name: round(last[name] / first[name], 2) for name in first})
+    return [{"state": state, "finished": each.finished, **costs}
+            for each, costs in zip(sides, medians, strict=True)]
+
+
+def run(small: Side, large: Side, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = compare((small, large), "quiet", arguments.rounds)
+    with snapshot(large.url), churn(small.bench, arguments.jobs_s), churn(large.bench, arguments.jobs_s):
         time.sleep(arguments.churn_s)
-        _ratio(note("live jobs, snapshot held", arguments.large), busy)
-    database.close()
+        rows += compare((small, large), "live jobs; large: snapshot held", arguments.rounds)
     return rows
-
-
-def _ratio(row: dict[str, Any], first: dict[str, Any]) -> None:
-    figures.emit("ratio", state=row["state"], **{
-        name: round(value / first[name], 2) for name, value in row.items() if isinstance(value, float)})
 
 
 def main() -> None:
@@ -214,17 +232,15 @@ def main() -> None:
     parser.add_argument("--large", type=int, default=10_000_000, help="finished jobs; about 1 GB a million")
     parser.add_argument("--churn-s", type=float, default=600, help="live jobs under a held snapshot")
     parser.add_argument("--jobs-s", type=int, default=200, help="rate of the live jobs")
-    parser.add_argument("--rounds", type=int, default=40, help="how often each cost is measured")
+    parser.add_argument("--rounds", type=int, default=100, help="how often each cost is measured")
     parser.add_argument("--folder", type=Path, help="where the database is written")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="headrace-volume-", dir=arguments.folder) as name:
         folder = Path(name)
-        folder.chmod(0o755)  # the database's server may run as another user, who must be able to enter
-        (folder / "database").mkdir()
-        with serving(folder / "database") as url, \
-                stacks.running(folder, database=None, environ={"HEADRACE_DATABASE_URL": url}) as stack:
-            stack.run("models", "add", str(networks.make(folder / "networks", "mlp")))
-            rows = run(url, Bench(stack, "mlp", {}), arguments)
+        folder.chmod(0o755)
+        with side(folder / "small", arguments.small) as small, \
+                side(folder / "large", arguments.large) as large:
+            rows = run(small, large, arguments)
     figures.table(rows, "Costs in ms (transitions: 64 jobs at once)")
 
 
