@@ -209,7 +209,8 @@ def compare(sides: Sequence[Side], state: str, rounds: int) -> list[dict[str, An
             for name, value in each.probes.round():
                 if number >= WARM_ROUNDS:  # plans and pools are warm
                     found.setdefault(name, []).append(value)
-    medians = [{name: round(statistics.median(values), 3) for name, values in found.items()} for found in times]
+    medians = [{name: round(statistics.median(values), 3) for name, values in found.items()}
+               for found in times]
     for each, costs in zip(sides, medians, strict=True):
         figures.emit("volume", state=state, finished=each.finished, **costs)
     first, last = medians[0], medians[-1]
