@@ -71,7 +71,8 @@ def run(engine: Engine, task: Task, items: Sequence[Item], *, device: threading.
         half = len(items) // 2
         return [each for part in (items[:half], items[half:]) for each in
                 run(engine, task, part, device=device, meter=meter, out_of_memory=out_of_memory)]
-    return [Ran(output, elapsed_s * 1000, len(items)) for output in outputs]
+    run_ms = round(elapsed_s * 1000, 3)  # finer than the clock is meaningful
+    return [Ran(output, run_ms, len(items)) for output in outputs]
 
 
 def fault_of(error: Exception) -> ItemFault:
