@@ -1,0 +1,251 @@
+"""Each kind of fault: how it is brought about, and how it is mended."""
+
+import contextlib
+import heapq
+import itertools
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+import psycopg
+import redis
+
+from models import contract
+from tests import waiting
+from tests.chaos.harness.schedule import Fault
+from tests.chaos.harness.stage import Stage
+
+QUEUE = contract.queue_name("cpu", contract.INTERACTIVE)
+BALLAST_BYTES = 1 << 20
+Mend = Callable[[], None]
+
+
+def _nothing() -> None:
+    """There is nothing to mend."""
+
+
+class Injector:
+    """Goes through a schedule in the calling thread. `poison` has the load send an input that kills its worker."""
+
+    def __init__(self, stage: Stage, poison: Callable[[], None], seed: int) -> None:
+        self._stage = stage
+        self._send_poison = poison
+        self._chance = random.Random(seed)
+        self._stopped: dict[int, psutil.Process] = {}
+        self.counts: Counter[str] = Counter()
+        self.skipped: Counter[str] = Counter()
+
+    def run(self, faults: Sequence[Fault], seconds: float, stop: threading.Event) -> None:
+        """Inject each in its time; all is mended on return."""
+        begun_s = time.monotonic()
+        number = itertools.count()
+        due: list[tuple[float, int, Fault | Mend, str]] = [
+            (fault.at_s, next(number), fault, fault.kind) for fault in faults]
+        heapq.heapify(due)
+        try:
+            while due:
+                at_s, _, what, kind = heapq.heappop(due)
+                if stop.wait(max(0.0, begun_s + at_s - time.monotonic())):
+                    return
+                if isinstance(what, Fault):
+                    mend = self._inject(what)
+                    if mend is not _nothing:
+                        heapq.heappush(due, (at_s + what.for_s, next(number), mend, kind))
+                else:
+                    what()
+                    self._stage.history.write("mended", fault=kind)
+            stop.wait(max(0.0, begun_s + seconds - time.monotonic()))
+        finally:
+            for _, _, what, _ in due:
+                if not isinstance(what, Fault):
+                    what()
+
+    def _inject(self, fault: Fault) -> Mend:
+        # The prefix is the kind's family: "database_fast" is one way of `_database`.
+        way = getattr(self, "_" + fault.kind.partition("_")[0])
+        self._stage.history.write("injecting", fault=fault.as_dict())
+        details: dict[str, object] = {}
+        mend: Mend | None = way(fault, details)
+        if mend is None:
+            self.skipped[fault.kind] += 1
+            self._stage.history.write("skipped", fault=fault.kind, **details)
+            return _nothing
+        self.counts[fault.kind] += 1
+        self._stage.history.write("injected", fault=fault.kind, target=fault.target, **details)
+        return mend
+
+    def _pick(self, fault: Fault) -> psutil.Process | None:
+        found = self._stage.processes(fault.target)
+        return found[int(fault.share * len(found))] if found else None
+
+    def _kill(self, fault: Fault, details: dict[str, object]) -> Mend | None:
+        if fault.target == "up":
+            return self._kill_up(details)
+        process = self._pick(fault)
+        if process is None:
+            return None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if fault.target == "worker":
+                process.suspend()  # so that what it holds is what it held when it was killed
+                details["held"] = self._stage.held_by(process.pid)
+            details["killed_ms"] = time.time_ns() // 1_000_000
+            details["pid"] = process.pid
+            process.kill()
+            return _nothing
+        return None
+
+    def _kill_up(self, details: dict[str, object]) -> Mend:
+        stage = self._stage
+        family = stage.up.tree()
+        details["killed_ms"] = time.time_ns() // 1_000_000
+        stage.up.process.kill()
+        stage.up.process.wait(10)
+        waiting.until(lambda: not any(waiting.alive(pid) for pid in family), 30, what="the end of all that `up` started")
+        begun_s = time.monotonic()
+        self._resume_all()
+        self.free_disk()  # or it could not start
+        stage.start()
+        details["ready_after_s"] = round(time.monotonic() - begun_s, 2)
+        return _nothing
+
+    def _freeze(self, fault: Fault, details: dict[str, object]) -> Mend | None:
+        process = self._pick(fault)
+        if process is None:
+            return None
+        details["pid"] = process.pid
+        return self._suspend([process])
+
+    def _suspend(self, processes: Sequence[psutil.Process]) -> Mend:
+        for each in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.suspend()
+                self._stopped[each.pid] = each
+
+        def resume() -> None:
+            for each in reversed(processes):
+                self._stopped.pop(each.pid, None)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.resume()
+        return resume
+
+    def _resume_all(self) -> None:
+        for each in list(self._stopped.values()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.resume()
+        self._stopped.clear()
+
+    def _broker(self, fault: Fault, details: dict[str, object]) -> Mend | None:
+        broker = self._stage.broker
+        if fault.kind == "broker_kill":
+            broker.kill()
+            return broker.start
+        if fault.kind.startswith("broker_frozen"):
+            broker.freeze()
+            return broker.thaw
+        try:
+            with contextlib.closing(broker.client(timeout_s=1.0)) as client:
+                if fault.kind == "broker_flush":
+                    details["tickets"] = client.llen(QUEUE)
+                    client.flushall()
+                else:
+                    details["cut"] = sum(int(client.execute_command("CLIENT", "KILL", "TYPE", each, "SKIPME", "yes"))
+                                         for each in ("normal", "pubsub"))
+        except redis.RedisError:
+            return None  # it is away already
+        return _nothing
+
+    def _tickets(self, _fault: Fault, details: dict[str, object]) -> Mend | None:
+        """Every ticket in the queue and every one under way twice more, in any order."""
+        try:
+            with contextlib.closing(self._stage.broker.client(timeout_s=1.0)) as client:
+                found: list[bytes] = client.lrange(QUEUE, 0, -1)  # type: ignore[assignment]
+                again = [each for each in found for _ in range(2)] + self._known
+                self._known = found[:20]
+                self._chance.shuffle(again)
+                for each in again:
+                    (client.lpush, client.rpush)[self._chance.random() < 0.5](QUEUE, each)
+                details["pushed"] = len(again)
+        except redis.RedisError:
+            return None
+        return _nothing
+
+    _known: list[bytes] = []  # noqa: RUF012 - replaced, never changed
+
+    def _database(self, fault: Fault, details: dict[str, object]) -> Mend | None:
+        if fault.kind == "database_cut":
+            return self._cut(details)
+        servers = self._stage.processes("database")
+        if not servers:
+            return None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if fault.kind == "database_frozen":
+                return self._suspend([servers[0], *servers[0].children(recursive=True)])
+            # A stopped backend would hold up even an immediate end.
+            self._resume_all()
+            servers[0].send_signal(signal.SIGINT if fault.kind == "database_fast" else signal.SIGQUIT)
+            details["pid"] = servers[0].pid
+            return _nothing
+        return None
+
+    def _cut(self, details: dict[str, object]) -> Mend | None:
+        try:
+            with psycopg.connect(self._stage.database_url, autocommit=True, connect_timeout=2) as connection:
+                (details["cut"],) = connection.execute(
+                    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+                    "WHERE datname = 'headrace' AND pid <> pg_backend_pid()").fetchone() or (0,)
+        except psycopg.OperationalError:
+            return None
+        return _nothing
+
+    @property
+    def _ballast(self) -> Path:
+        return self._stage.data / "ballast"
+
+    def _disk(self, _fault: Fault, details: dict[str, object]) -> Mend | None:
+        if not self._stage.mounted:
+            details["why"] = "no file system may be mounted here"
+            return None
+        # Of the same name from the first byte on, so that it is removed however this ends.
+        with contextlib.suppress(OSError), self._ballast.open("ab", buffering=0) as file:
+            block = bytes(BALLAST_BYTES)
+            while file.write(block) == len(block):
+                pass
+            for size in (65_536, 4096):  # to the last page
+                with contextlib.suppress(OSError):
+                    while file.write(block[:size]) == size:
+                        pass
+        return self.free_disk
+
+    def free_disk(self) -> None:
+        self._ballast.unlink(missing_ok=True)
+
+    def _clock(self, fault: Fault, _details: dict[str, object]) -> Mend:
+        self._stage.set_clock(fault.target, fault.value)
+        return lambda: self._stage.set_clock(fault.target, 0.0)
+
+    def _receiver(self, fault: Fault, _details: dict[str, object]) -> Mend:
+        receiver = self._stage.receivers["odd"]
+        receiver.mood = fault.target
+
+        def behave() -> None:
+            receiver.mood = "ok"
+        return behave
+
+    def _poison(self, _fault: Fault, _details: dict[str, object]) -> Mend:
+        self._send_poison()
+        return _nothing
+
+    def mend(self) -> None:
+        """Whatever is still broken."""
+        self._resume_all()
+        self.free_disk()
+        self._stage.broker.thaw()
+        for part in ("api", "worker", "housekeep"):
+            self._stage.set_clock(part, 0.0)
+        for each in self._stage.receivers.values():
+            each.mood = "ok"
