@@ -1,0 +1,377 @@
+"""The protocol of jobs, leases and tickets as a state machine: each rule is one step of the real SQL and the
+same step of the reference, in orders that load never produces. After each step both must say the same.
+
+The database's clock runs as it does; `time_passes` moves every stored time into the past instead. Deadlines and
+marks lie at least ten seconds from the virtual now, so that no pause of the machine it runs on matters.
+"""
+
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from models import claim, feed, ids, incarnation, job
+from models.claim import Outcome
+from models.contract import INTERACTIVE
+from models.database import Database, Statement
+from models.job import NewJob
+from tests.model import reference
+from tests.model.reference import Ending, Reference
+from tests.rows import NETWORK, TENANT
+from workers.housekeeping import fan_out
+
+CLASS = "cpu"
+SLOTS, JOBS, LIVES = 3, 8, 12
+STEP_S = 20  # deadlines and marks lie between two steps
+WEBHOOK = b'{"url": "http://hook.test/"}'
+
+_EMPTY = [Statement(f"DELETE FROM {table}") for table in (
+    "jobs", "inputs", "results", "events", "deliveries", "incarnations", "leases", "lanes", "webhook_endpoints")]
+_PASS = Statement("UPDATE jobs SET deadline_at = deadline_at - :ms, ticketed_until = ticketed_until - :ms")
+_ROWS = Statement(
+    "SELECT id, state, waiting, suspect, begun, attempt, crashes, crashes_alone, incarnation, error_code, "
+    "CASE WHEN ticketed_until > {now} THEN 1 ELSE 0 END, CASE WHEN deadline_at <= {now} THEN 1 ELSE 0 END, "
+    "deadline_at IS NULL, finished_at IS NOT NULL, priority FROM jobs ORDER BY id")
+_RESULTS = Statement("SELECT job_id, attempt FROM results")
+_EVENTS = Statement("SELECT subject, type FROM events")
+_DELIVERIES = Statement("SELECT e.subject, e.type, d.url, count(*) FROM events e JOIN deliveries d "
+                        "ON d.event_id = e.id GROUP BY e.id, e.subject, e.type, d.url")
+_LISTEN = Statement(
+    "INSERT INTO webhook_endpoints (id, tenant, name, url, event_types, secrets, state, created_at, updated_at) "
+    "VALUES ('whe_1', :tenant, 'n', 'http://listener.test/', '[]', '[]', 'enabled', 0, 0) "
+    "ON CONFLICT (id) DO UPDATE SET state = 'enabled'")
+_MUTE = Statement("UPDATE webhook_endpoints SET state = 'disabled'")
+# What a claim does that was sent before the end of its life and committed after it.
+_REVIVE = Statement("UPDATE incarnations SET ended_at = NULL WHERE id = :id")
+_BURY = Statement("UPDATE incarnations SET ended_at = {now} WHERE id = :id")
+
+_some = st.lists(st.integers(0, JOBS - 1), min_size=1, max_size=JOBS)
+_one = st.integers(0, JOBS - 1)
+_slot = st.integers(0, SLOTS - 1)
+_any_life = st.integers(0, LIVES - 1)
+
+
+class Protocol(RuleBasedStateMachine):
+    """Up to JOBS jobs, SLOTS workers at once; the lives that were ended go on trying to work."""
+
+    database: ClassVar[Database]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expected = Reference()
+        self.order: list[str] = []  # job ids, by which a drawn number means a job
+        self.slots: list[str] = []  # the live ones
+        self.lives: list[str] = []  # all, the dead too
+        self.claims: dict[str, list[tuple[str, int]]] = {}  # what each life believes that it holds
+        self.tickets: list[tuple[list[str], bool]] = []
+        self.ended: dict[str, Any] = {}  # rows of ended jobs, which may not change any more
+        self.epoch_ms = 0
+        self._taken: list[str] = []
+
+    @initialize()
+    def begin(self) -> None:
+        self._write(lambda tx: [tx.run(each) for each in _EMPTY])
+        self.epoch_ms = self.database.now()
+        self._write(lambda tx: feed.is_open(tx, CLASS, INTERACTIVE))
+        for _ in range(SLOTS):
+            self.slots.append(self._begin_life())
+
+    # Clients
+
+    @precondition(lambda self: len(self.order) < JOBS)
+    @rule(count=st.integers(1, 3), priority=st.sampled_from([0, 5]), wait_s=st.sampled_from([None, None, 10, 50]),
+          webhook=st.booleans(), room=st.booleans(), arrives=st.booleans())
+    def accept(self, count: int, priority: int, wait_s: int | None, webhook: bool, room: bool, arrives: bool) -> None:
+        """As the API does: an open lane with room gets a ticket, which may be lost; else the lane closes."""
+        new = [NewJob(id=ids.new(ids.JOB), tenant=TENANT, network=NETWORK, hardware=CLASS, work=1.0, input=b"[1]",
+                      priority=priority, deadline_s=wait_s, webhook=WEBHOOK if webhook else None)
+               for _ in range(min(count, JOBS - len(self.order)))]
+
+        def work(tx: Any) -> bool:
+            is_open = feed.is_open(tx, CLASS, INTERACTIVE, to_close=not room)
+            if is_open and not room:
+                feed.close(tx, CLASS, INTERACTIVE)
+            job.accept(tx, new, self.epoch_ms, ticketed={each.id for each in new} if is_open and room else ())
+            return is_open
+
+        was_open = self._write(work)
+        assert was_open == self.expected.open
+        ticketed = was_open and room
+        self.expected.open = was_open and room
+        now_s = self.expected.now_s
+        for each in new:
+            self.expected.accept(reference.Job(
+                each.id, priority, webhook, None if wait_s is None else now_s + wait_s,
+                now_s + reference.TICKET_S if ticketed else None))
+        self.order += [each.id for each in new]
+        if ticketed and arrives:
+            self.tickets.append(([each.id for each in new], False))
+
+    @precondition(lambda self: self.order)
+    @rule(which=_one)
+    def cancel(self, which: int) -> None:
+        name = self._job(which)
+        before = self._write(lambda tx: job.cancel(tx, TENANT, name))
+        assert before == self.expected.cancel(self.expected.jobs[name])
+
+    @precondition(lambda self: any(each.state == "failed" for each in self.expected.jobs.values()))
+    @rule(which=_one)
+    def retry(self, which: int) -> None:
+        failed = [each.id for each in self.expected.jobs.values() if each.state == "failed"]
+        name = failed[which % len(failed)]
+        before = self._write(lambda tx: job.retry(tx, TENANT, name))
+        assert before == self.expected.retry(self.expected.jobs[name])
+        self.ended.pop(name, None)
+
+    @precondition(lambda self: self.order)
+    @rule(which=_one)
+    def retry_any(self, which: int) -> None:
+        name = self._job(which)
+        before = self._write(lambda tx: job.retry(tx, TENANT, name))
+        if before == "failed":
+            self.ended.pop(name, None)
+        assert before == self.expected.retry(self.expected.jobs[name])
+
+    @rule(listens=st.booleans())
+    def endpoint(self, listens: bool) -> None:
+        self._write(lambda tx: tx.run(_LISTEN, tenant=TENANT) if listens else tx.run(_MUTE))
+        self.expected.endpoint = listens
+
+    # The broker
+
+    @precondition(lambda self: self.tickets)
+    @rule(which=_one, slot=_slot, begun=st.booleans(), again=st.booleans())
+    def deliver(self, which: int, slot: int, begun: bool, again: bool) -> None:
+        """A worker takes a ticket, which may be delivered again later."""
+        names, alone = self.tickets[which % len(self.tickets)]
+        if not again:
+            self.tickets.pop(which % len(self.tickets))
+        self._claim(self.slots[slot], names, begun=begun or alone, alone=alone)
+
+    @precondition(lambda self: self.tickets)
+    @rule(which=_one, all_of_them=st.booleans())
+    def lose(self, which: int, all_of_them: bool) -> None:
+        if all_of_them:
+            self.tickets.clear()
+        else:
+            self.tickets.pop(which % len(self.tickets))
+
+    # Workers: also those that were ended and do not know it yet
+
+    @precondition(lambda self: self.order)
+    @rule(life=_any_life, which=_some, begun=st.booleans(), alone=st.booleans())
+    def claim(self, life: int, which: list[int], begun: bool, alone: bool) -> None:
+        self._claim(self._life(life), [self._job(each) for each in which], begun=begun, alone=alone)
+
+    @precondition(lambda self: any(self.claims.values()))
+    @rule(life=_any_life, which=_some, begin=_some, states=st.lists(
+        st.sampled_from(["succeeded", "succeeded", "failed"]), min_size=JOBS, max_size=JOBS),
+        off_by=st.sampled_from([0, 0, 0, 1, -1]))
+    def settle(self, life: int, which: list[int], begin: list[int], states: list[str], off_by: int) -> None:
+        """Outcomes of what this life ever claimed; some of it is no longer its own."""
+        name = self._claimer(life)
+        chosen = {}
+        for each in which:
+            claimed = self.claims[name][each % len(self.claims[name])]
+            chosen[claimed[0]] = claimed
+        endings = [Ending(job_id, attempt + off_by, state)
+                   for (job_id, attempt), state in zip(chosen.values(), states, strict=False)]
+        begun = sorted({self.claims[name][each % len(self.claims[name])][0] for each in begin} - chosen.keys())
+        settled = self._write(lambda tx: claim.settle(tx, [
+            Outcome(each.id, each.attempt, each.state, output=b"{}" if each.state == "succeeded" else None,
+                    error_code="inference_failed" if each.state == "failed" else None) for each in endings],
+            incarnation=name, begin=begun))
+        assert settled == self.expected.settle(name, endings, begun)
+
+    @precondition(lambda self: any(self.claims.values()))
+    @rule(life=_any_life, which=_some)
+    def give_back(self, life: int, which: list[int]) -> None:
+        name = self._claimer(life)
+        names = [self.claims[name][each % len(self.claims[name])][0] for each in which]
+        given = self._write(lambda tx: claim.give_back(tx, names, incarnation=name))
+        assert given == self.expected.give_back(name, names)
+
+    @precondition(lambda self: self.order)
+    @rule(which=_some)
+    def unmark(self, which: list[int]) -> None:
+        names = [self._job(each) for each in which]
+        self._write(lambda tx: claim.unmark(tx, names))
+        self.expected.unmark(names)
+
+    # The ends of lives
+
+    @rule(slot=_slot, reason=st.sampled_from(["killed", "killed", "lost", "exited"]))
+    def end(self, slot: int, reason: str) -> None:
+        """A worker dies, and another begins."""
+        name = self.slots[slot]
+        self._end(name, reason)
+        self.slots[slot] = self._begin_life()
+
+    @precondition(lambda self: any(self.expected.held(each) for each in self.slots))
+    @rule(slot=_slot)
+    def kill_the_one_that_holds_most(self, slot: int) -> None:
+        at = max(range(SLOTS), key=lambda each: len(self.expected.held(self.slots[each])))
+        self._end(self.slots[at], "killed")
+        self.slots[at] = self._begin_life()
+
+    @precondition(lambda self: len(self.lives) > SLOTS)
+    @rule(life=_any_life)
+    def end_again(self, life: int) -> None:
+        dead = [each for each in self.lives if each not in self.slots]
+        self._end(dead[life % len(dead)], "killed")
+
+    @precondition(lambda self: len(self.lives) > SLOTS)
+    @rule(slot=_slot)
+    def a_beat_spares_a_life(self, slot: int) -> None:
+        """Who saw the beats stand still ends nobody that has beaten since."""
+        name = self.slots[slot]
+        assert self._write(lambda tx: incarnation.beat(tx, name, ready=True, holding={}))
+        assert self._write(lambda tx: incarnation.end(
+            tx, name, "lost", max_attempts=reference.MAX_ATTEMPTS, beats=-1)) is None
+
+    @precondition(lambda self: len(self.lives) > SLOTS and self.order)
+    @rule(life=_any_life, which=_some, begun=st.booleans())
+    def claim_in_the_moment_of_its_end(self, life: int, which: list[int], begun: bool) -> None:
+        dead = [each for each in self.lives if each not in self.slots]
+        name, names = dead[life % len(dead)], [self._job(each) for each in which]
+        reason, self.expected.lives[name] = self.expected.lives[name], None
+        self._write(lambda tx: tx.run(_REVIVE, id=name))
+        self._claim(name, names, begun=begun, alone=False)
+        self._write(lambda tx: tx.run(_BURY, id=name))
+        self.expected.lives[name] = reason
+
+    @precondition(lambda self: self.expected.abandoned())
+    @rule()
+    def release_abandoned(self) -> None:
+        def work(tx: Any) -> set[str]:
+            found = incarnation.abandoned(tx)
+            for each in found:
+                assert not claim.release(tx, each, confirmed=False, max_attempts=reference.MAX_ATTEMPTS)
+            return set(found)
+
+        assert self._write(work) == self.expected.abandoned()
+        for each in self.expected.abandoned():
+            self.expected.release(each, confirmed=False)
+
+    # Housekeeping
+
+    @rule(steps=st.integers(1, 2))
+    def time_passes(self, steps: int) -> None:
+        self._write(lambda tx: tx.run(_PASS, ms=steps * STEP_S * 1000))
+        self.expected.now_s += steps * STEP_S
+
+    @rule()
+    def expire(self) -> None:
+        assert set(self._write(job.expire)) == self.expected.expire(1000)
+
+    @rule(limit=st.integers(1, JOBS), arrives=st.booleans())
+    def feed(self, limit: int, arrives: bool) -> None:
+        """Pick, mark, commit, publish; suspects by themselves."""
+        def work(tx: Any) -> list[feed.Waiting]:
+            picked = feed.pick(tx, CLASS, limit=limit)
+            feed.mark(tx, [each.entry.id for each in picked])
+            return picked
+
+        picked = self._write(work)
+        names = [each.entry.id for each in picked]
+        assert names == [each.id for each in self.expected.pickable()][:limit]
+        self.expected.mark(names)
+        if arrives:
+            self.tickets += [([each.entry.id], True) for each in picked if each.suspect]
+            plain = [each.entry.id for each in picked if not each.suspect]
+            self.tickets += [(plain, False)] if plain else []
+
+    @rule()
+    def reopen(self) -> None:
+        is_open = self._write(lambda tx: feed.reopen(tx, CLASS, INTERACTIVE))
+        self.expected.reopen()
+        assert is_open == self.expected.open
+
+    @rule()
+    def forget_tickets(self) -> None:
+        self._write(lambda tx: (feed.clear_marks(tx, CLASS), feed.close(tx, CLASS, INTERACTIVE)))
+        self.expected.clear_marks()
+        self.expected.open = False
+
+    @rule()
+    def fan_out(self) -> None:
+        fan_out.fan_out(self.database, first_delay_s=0.0)
+
+    # What must hold after every step
+
+    @invariant()
+    def the_database_says_what_the_reference_says(self) -> None:
+        if not self.slots:
+            return
+        with self.database.read() as tx:
+            rows, results = tx.all(_ROWS), tx.all(_RESULTS)
+            events, deliveries = tx.all(_EVENTS), tx.all(_DELIVERIES)
+            lanes, left, abandoned = feed.states(tx), feed.left(tx, CLASS), incarnation.abandoned(tx)
+            waiting, running = feed.waiting(tx), feed.running(tx)
+            live = {each.id for each in incarnation.live(tx)}
+        expected = self.expected
+        assert [row[0] for row in rows] == sorted(self.order)
+        for row in rows:
+            each = expected.jobs[row[0]]
+            assert row[1:] == (
+                each.state, each.waiting, each.suspect, row[4], each.attempt, each.crashes, each.crashes_alone,
+                each.holder, each.error, expected.marked(each), row[11], each.deadline_s is None,
+                each.state not in reference.LIVE, each.priority), each
+            if each.state in reference.LIVE:
+                assert (row[4], row[11]) == (each.begun, expected.due(each)), each
+            else:
+                assert self.ended.setdefault(each.id, row[:10]) == row[:10], each
+        assert len({row[0] for row in results}) == len(results)
+        told: dict[str, list[str]] = {}
+        for subject, kind in events:
+            told.setdefault(subject, []).append(kind)
+        expected.check(dict(results), told)
+        assert all(row[3] == 1 for row in deliveries), deliveries
+        assert lanes == [(CLASS, INTERACTIVE, expected.open)]
+        assert left == bool(expected.pickable())
+        assert set(abandoned) == expected.abandoned()
+        assert live == {life for life, reason in expected.lives.items() if reason is None}
+        assert sum(each.count for each in waiting) == sum(each.waiting for each in expected.jobs.values())
+        assert sum(each.count for each in running) == sum(
+            each.state == "running" and not each.waiting for each in expected.jobs.values())
+
+    @invariant()
+    def no_waiting_job_is_out_of_reach(self) -> None:
+        """It has a mark that runs out, or the feeder finds it, or the sweep ends it."""
+        if not self.slots:
+            return
+        picked = self._write(lambda tx: [each.entry.id for each in feed.pick(tx, CLASS, limit=2 * JOBS)])
+        assert picked == [each.id for each in self.expected.pickable()]
+
+    def _write(self, work: Any) -> Any:
+        return self.database.write(work, durable=False)
+
+    def _job(self, which: int) -> str:
+        return self.order[which % len(self.order)]
+
+    def _life(self, which: int) -> str:
+        return self.lives[which % len(self.lives)]
+
+    def _claimer(self, which: int) -> str:
+        able = [each for each in self.lives if self.claims[each]]
+        return able[which % len(able)]
+
+    def _begin_life(self) -> str:
+        name = ids.new(ids.INCARNATION)
+        self._write(lambda tx: incarnation.begin(tx, name, kind=incarnation.WORKER, host="h", pid=1, hardware=CLASS,
+                                                 lanes=INTERACTIVE))
+        self.expected.lives[name] = None
+        self.lives.append(name)
+        self.claims[name] = []
+        return name
+
+    def _end(self, name: str, reason: str) -> None:
+        parked = self._write(lambda tx: incarnation.end(tx, name, reason, max_attempts=reference.MAX_ATTEMPTS))
+        assert parked == self.expected.end(name, reason)
+
+    def _claim(self, life: str, names: list[str], *, begun: bool, alone: bool) -> None:
+        taken = self._write(lambda tx: claim.claim(tx, names, incarnation=life, hardware=CLASS, begun=begun,
+                                                   alone=alone))
+        assert {each.id: each.attempt for each in taken} == self.expected.claim(life, names, begun=begun, alone=alone)
+        assert len(taken) == len({each.id for each in taken})
+        self.claims[life] += [(each.id, each.attempt) for each in taken]
