@@ -7,6 +7,7 @@ import difflib
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,14 +15,18 @@ from typing import Any
 import structlog
 
 from api import inputs
-from models import contract, feed, incarnation, network
-from models.database import Database, Row, Transaction
+from models import backlog, contract, incarnation, network, rate
+from models.backlog import Backlog
+from models.database import Database, Row, Statement, Transaction
 from models.errors import Fault, ModelNotFound, ModelNotReady, Unavailable
+from models.incarnation import Incarnation
+from models.rate import Rate
 
 log = structlog.get_logger("headrace.api")
 
 REFRESH_S = 0.5
 DEFAULT_ITEMS = 64  # of a batch, until a worker has learned better
+_CLOCK = Statement("SELECT {now}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,23 @@ class Served:
     check: Callable[[bytes], float]
     batch_items: int  # as the manifest says, for as long as no worker has learned it
     batch_work: float
+    assumed: Rate
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The interactive lane of a class: its last count, if any, and when that was; who works on it.
+
+    `counted_s`: on this process's monotonic clock. `drain`: learned seconds of work done in a second.
+    """
+
+    backlog: Backlog | None = None
+    counted_s: float = -math.inf
+    drain: float = 0.0
+    workers: int = 0
+
+
+_UNKNOWN = Lane()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +62,9 @@ class _Snapshot:
     networks: Mapping[str, network.Network] = field(default_factory=dict)  # by name@version and by bare name
     served: Mapping[str, Served] = field(default_factory=dict)
     workers: Mapping[str, Sequence[frozenset[str]]] = field(default_factory=dict)  # class to refusals of each
-    batches: Mapping[tuple[str, str], tuple[int, float]] = field(default_factory=dict)  # learned: items, work
-    waits: Mapping[str, float | None] = field(default_factory=dict)
+    rates: Mapping[tuple[str, str], Rate] = field(default_factory=dict)  # learned, by network and class
+    lanes: Mapping[str, Lane] = field(default_factory=dict)
+    clock_ms: float = 0.0  # of the database, ahead of this machine's
     version: Row | None = None  # of the networks
 
 
@@ -119,15 +142,29 @@ class Directory:
     def batch(self, reference: str, hardware: str) -> tuple[int, float]:
         """Items and work of one batch of a network: learned, or as its manifest says."""
         now = self._now
-        learned = now.batches.get((reference, hardware))
+        learned = now.rates.get((reference, hardware))
         if learned is not None:
-            return learned
+            return learned.batch_items, learned.batch_work
         served = now.served.get(reference)
         return (DEFAULT_ITEMS, math.inf) if served is None else (served.batch_items, served.batch_work)
 
-    def wait_s(self, hardware: str) -> float | None:
-        """Estimated wait of a job that arrives now, where housekeeping has one."""
-        return self._now.waits.get(hardware)
+    def rate(self, served: Served, hardware: str) -> tuple[Rate, bool]:
+        """What a network costs on a class, and whether a worker has measured it."""
+        learned = self._now.rates.get((served.reference, hardware))
+        return (served.assumed, False) if learned is None else (learned, True)
+
+    def lane(self, hardware: str) -> Lane:
+        """What is known of a class's interactive lane."""
+        return self._now.lanes.get(hardware, _UNKNOWN)
+
+    def now_ms(self) -> int:
+        """The database's clock, as far as it is known here."""
+        return int(time.time() * 1000 + self._now.clock_ms)
+
+    @property
+    def refreshed(self) -> bool:
+        """Whether the database was read at all."""
+        return self._refreshed_at > -math.inf
 
     def refresh(self) -> None:
         """Read everything again. With the database away the snapshot stays as it is."""
@@ -162,11 +199,14 @@ class Directory:
         else:
             networks, served = before.networks, before.served  # type: ignore[assignment]
         workers: dict[str, list[frozenset[str]]] = {}
-        for life in incarnation.live(tx):
+        live = incarnation.live(tx)
+        for life in live:
             if life.kind == incarnation.WORKER and life.hardware:
                 workers.setdefault(life.hardware, []).append(frozenset(life.holding.get("refused", ())))
-        waits = {hardware: wait for hardware, lane, wait in feed.waits(tx) if lane == contract.INTERACTIVE}
-        return _Snapshot(networks, served, workers, feed.batches(tx), waits, version)
+        row = tx.one(_CLOCK)
+        clock_ms = 0.0 if row is None else row[0] - time.time() * 1000
+        lanes = _lanes(live, clock_ms)
+        return _Snapshot(networks, served, workers, rate.every(tx), lanes, clock_ms, version)
 
     def _serve(self, every: Sequence[network.Network]) -> dict[str, Served]:
         out = {}
@@ -185,9 +225,23 @@ class Directory:
             batching: Mapping[str, Any] = item.manifest.get("batching") or {}
             out[item.reference] = Served(item.reference, tuple(item.hardware), check,
                                          int(batching.get("max_items") or DEFAULT_ITEMS),
-                                         float(batching.get("max_work") or math.inf))
+                                         float(batching.get("max_work") or math.inf),
+                                         rate.assumed(item.reference, item.manifest))
         self._checks = kept
         return out
+
+
+def _lanes(live: Sequence[Incarnation], clock_ms: float) -> dict[str, Lane]:
+    """The lanes that have workers or were counted."""
+    backlogs = {name: each for (name, lane), each in backlog.latest(live).items()
+                if lane == contract.INTERACTIVE}
+    drains = backlog.drains(live)
+    workers = Counter(life.hardware for life in live if life.kind == incarnation.WORKER)
+    now_s, now_ms = time.monotonic(), time.time() * 1000 + clock_ms
+    return {
+        name: Lane(counted, -math.inf if counted is None else now_s - (now_ms - counted.counted_at) / 1000,
+                   drains.get(name, 0.0), workers[name])
+        for name in backlogs.keys() | drains.keys() for counted in (backlogs.get(name),)}
 
 
 def _by_name(every: Sequence[network.Network]) -> dict[str, network.Network]:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from api.http import PROBLEM, Reply, Request
-from models.errors import Fault, HeadraceError, Unavailable
+from models.errors import Fault, HeadraceError, NotAdmitted, Unavailable
 
 STATUSES: Mapping[str, int] = {
     "invalid_json": 400, "invalid_request": 422, "unauthenticated": 401, "forbidden": 403, "not_found": 404,
@@ -50,6 +50,8 @@ def problem(error: HeadraceError, request: Request) -> Reply:
     }
     if isinstance(error, Unavailable):
         body["may_have_been_accepted"] = error.may_have_been_accepted
+    if isinstance(error, NotAdmitted):
+        body["estimated_wait_s"] = error.estimated_wait_s
     return Reply(status, _encode(body), _headers(error, status), PROBLEM)
 
 
@@ -81,9 +83,10 @@ def error_object(error: HeadraceError, status: int | None = None) -> dict[str, A
 
 def _headers(error: HeadraceError, status: int) -> dict[str, str]:
     headers = {}
+    permanent = isinstance(error, NotAdmitted) and not error.retryable
     if status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="headrace"'
-    if status in _SAYS_WHEN or (error.retryable and status in _RETRIED):
+    if (status in _SAYS_WHEN and not permanent) or (error.retryable and status in _RETRIED):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if not error.retryable and (status in _RETRIED or error.code == "idempotency_mismatch"):
         headers["x-should-retry"] = "false"

@@ -91,7 +91,8 @@ def _lanes(tx: Transaction) -> Iterator[Metric]:
     wait = _Gauge("headrace_lane_estimated_wait_seconds", "Estimated wait of a job that arrives now.", *by)
     is_open = _Gauge("headrace_lane_open", "1: the API sends tickets itself; 0: the feeder does.", *by)
     age = _Gauge("headrace_lane_rollup_age_seconds", "Time since the figures of a lane were rolled up.", *by)
-    for hardware, lane, opened, count, held, wait_s, oldest_at, updated_at, now in tx.all(_LANES):
+    rows = operations.lanes_now(tx.all(_LANES), incarnation.live(tx))
+    for hardware, lane, opened, count, held, wait_s, oldest_at, updated_at, now in rows.values():
         depth.add(count, hardware, lane)
         in_flight.add(held, hardware, lane)
         oldest.add(None if oldest_at is None else max(0, now - oldest_at) / 1000, hardware, lane)

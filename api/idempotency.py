@@ -55,6 +55,13 @@ def look_up(database: Database, name: Name, fingerprint: str) -> Reply:
     return replay(stored, fingerprint)
 
 
+def find(database: Database, name: Name, fingerprint: str) -> Reply | None:
+    """The answer that was given under this key, if there is one. Raises IdempotencyMismatch."""
+    with database.read() as tx:
+        stored = idempotency.get(tx, name)
+    return None if stored is None or not stored.status else replay(stored, fingerprint)
+
+
 def once(database: Database, request: Request, principal: Principal,
          create: Callable[[Transaction], Reply], *, fingerprint: str | None = None) -> Reply:
     """Run `create` in one durable transaction, together with the request's Idempotency-Key if it has one.

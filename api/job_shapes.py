@@ -83,6 +83,8 @@ class EntryError(Struct):
     param: str | None
     code: str
     errors: list[EntryFault]
+    retry_after_s: int | None = None
+    estimated_wait_s: float | None = None
 
 
 class AcceptedEntry(Struct):

@@ -7,7 +7,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from api import directory, intake, keyring, metrics, readiness, tickets, waiting
+from api import admission, directory, intake, keyring, metrics, readiness, tickets, waiting
 from models import blobs, database
 from models.settings import Settings, redis_url
 
@@ -26,6 +26,7 @@ class Service:
     database: database.Database
     redis: redis.Redis  # with short time-outs; it connects at its first command
     directory: directory.Directory
+    admission: admission.Admission
     intake: intake.Intake
     publisher: tickets.Publisher
     waiters: waiting.Waiters
@@ -42,7 +43,8 @@ class Service:
         client = redis_client(settings)
         known = directory.Directory(store)
         publisher = tickets.Publisher(client, store)
-        return cls(settings, store, client, known, intake.Intake(store, known, publisher), publisher,
+        gate = admission.Admission(known, max_wait_s=settings.max_wait_s, max_depth=settings.max_depth)
+        return cls(settings, store, client, known, gate, intake.Intake(store, known, publisher), publisher,
                    waiting.Waiters(redis_client(settings), store), blobs.Blobs(settings.blobs),
                    keyring.Keyring(store), metrics.Metrics(),
                    readiness.Readiness({"database": store.now, "broker": client.ping}))

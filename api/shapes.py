@@ -151,6 +151,7 @@ class Problem(msgspec.Struct):
     errors: list[Fault]
     error: ProblemError
     may_have_been_accepted: bool | msgspec.UnsetType = msgspec.UNSET
+    estimated_wait_s: float | msgspec.UnsetType | None = msgspec.UNSET
 
 
 def reply(shape: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:

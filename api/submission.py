@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from api import bodies
+from api import admission, bodies
 from api.directory import Served
 from api.http import Principal
 from models import addresses, ids, rendering
@@ -21,9 +21,11 @@ _ANY_ID = ids.JOB + 32 * "0"
 
 
 def prepare(service: "Service", principal: Principal, raw: bytes) -> NewJob:
-    """The job that these bytes (checked text) ask for. A large input goes to the blob store.
+    """The job that these bytes (checked text) ask for, admitted. A large input goes to the blob store.
 
-    Raises InvalidJson, InvalidRequest, InputInvalid with every fault, ModelNotFound or ModelNotReady.
+    Raises InvalidJson, InvalidRequest, InputInvalid with every fault, ModelNotFound or ModelNotReady,
+    QueueFull or DeadlineUnmeetable. While the lane is full the input isn't looked at: only what had to be
+    read to know the lane is refused as wrong.
     """
     try:
         return _prepare(service, principal, raw)
@@ -35,17 +37,21 @@ def prepare(service: "Service", principal: Principal, raw: bytes) -> NewJob:
 def _prepare(service: "Service", principal: Principal, raw: bytes) -> NewJob:
     body = bodies.decode_job(raw)
     served = service.directory.resolve(body.model)
-    given = bytes(body.input)
-    work = served.check(given)
     allowed = None
     if body.hardware is not None:
         _check_classes(service, served, body.hardware)
         allowed = tuple(dict.fromkeys(body.hardware))
-    if body.webhook is not None:
-        _check_webhook(service, body.webhook)
     hardware = service.directory.place(served, allowed)
     if hardware is None:
         raise _no_class(served)
+    if body.deadline_s is None:  # whether a deadline can be met at all shows only by the input
+        service.admission.look(hardware)
+    given = bytes(body.input)
+    work = served.check(given)
+    if body.webhook is not None:
+        _check_webhook(service, body.webhook)
+    rate, measured = service.directory.rate(served, hardware)
+    wait_s, cost_s = service.admission.admit(hardware, work, rate, body.deadline_s, measured=measured)
     blob = None
     if len(given) > service.settings.max_inline_bytes:
         blob = service.blobs.put(given)
@@ -53,7 +59,7 @@ def _prepare(service: "Service", principal: Principal, raw: bytes) -> NewJob:
         ids.new(ids.JOB), principal.tenant, served.reference, hardware, work, None if blob else given, blob,
         5 if body.priority is None else body.priority, body.deadline_s, allowed,
         msgspec.json.encode(body.metadata) if body.metadata else None,
-        msgspec.json.encode(body.webhook) if body.webhook is not None else None)
+        msgspec.json.encode(body.webhook) if body.webhook is not None else None, wait_s=wait_s, cost_s=cost_s)
 
 
 def _refuse(service: "Service", raw: bytes) -> None:
@@ -117,9 +123,9 @@ def accepted(new: NewJob, accepted_at: int) -> Job:
                accepted_at, None, None, deadline_at, None, None, None, None, None, new.metadata, new.webhook)
 
 
-def accepted_json(service: "Service", new: NewJob, accepted_at: int) -> bytes:
+def accepted_json(new: NewJob, accepted_at: int) -> bytes:
     """What the client is told of a job that was stored at this time."""
-    wait_s = service.directory.wait_s(new.hardware)
+    wait_s = admission.shown_s(new.wait_s)
     if new.metadata is not None:
         return rendering.job_json(accepted(new, accepted_at), estimated_start_s=wait_s)
     # The jobs of a batch differ in nothing but their ids.

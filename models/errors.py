@@ -118,6 +118,30 @@ class RateLimited(HeadraceError):
     retryable = True
 
 
+class NotAdmitted(HeadraceError):
+    """More work waits than can be taken on."""
+
+    retryable = True
+
+    def __init__(self, detail: str = "", *, retry_after_s: float = 1.0,
+                 estimated_wait_s: float | None = None, faults: tuple[Fault, ...] = ()) -> None:
+        super().__init__(detail, faults=faults)
+        self.retry_after_s = retry_after_s
+        self.estimated_wait_s = estimated_wait_s
+
+
+class QueueFull(NotAdmitted):
+    """More work waits than is taken on; try again when `Retry-After` says."""
+
+    code = "queue_full"
+
+
+class DeadlineUnmeetable(NotAdmitted):
+    """The job could not end before its deadline."""
+
+    code = "deadline_unmeetable"
+
+
 class ResultNotReady(HeadraceError):
     """The result does not exist yet."""
 

@@ -210,21 +210,13 @@ def roll_up(tx: Transaction, hardware: str, lane: str, *, depth: int, in_flight:
            oldest_at=oldest_at)
 
 
-_WAITS = Statement("SELECT hardware, lane, wait_s FROM lanes")
 _BATCHES = Statement("SELECT network, hardware, batch_items, batch_work FROM rates")
-
-
 _STATES = Statement("SELECT hardware, lane, open FROM lanes")
 
 
 def states(tx: Transaction) -> list[tuple[str, str, bool]]:
     """Every lane that has been used: class, lane, and whether it is open."""
     return [(row[0], row[1], bool(row[2])) for row in tx.all(_STATES)]
-
-
-def waits(tx: Transaction) -> list[tuple[str, str, float | None]]:
-    """Class, lane, and the estimated wait of a job that arrives now."""
-    return tx.all(_WAITS)
 
 
 def batches(tx: Transaction) -> dict[tuple[str, str], tuple[int, float]]:

@@ -92,7 +92,11 @@ inputs = sa.Table(
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job that is ready to be stored. `ticketed`: its ticket is going to be published after the commit."""
+    """A job that is ready to be stored. `ticketed`: its ticket is going to be published after the commit.
+
+    `wait_s`: the estimated wait of its lane when it was admitted; `cost_s`: what it adds to it, in seconds of
+    one worker's time.
+    """
 
     id: str
     tenant: str
@@ -107,6 +111,8 @@ class NewJob:
     metadata: bytes | None = None
     webhook: bytes | None = None
     ticketed: bool = False
+    wait_s: float | None = None
+    cost_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

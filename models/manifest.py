@@ -184,6 +184,7 @@ BATCHING: Mapping[str, tuple[Check, Any]] = {
     "max_items": (_whole(1, 1 << 20), None),  # None: learned by the engine, up to MAX_ITEMS
     "max_delay_ms": (_number(0, 60_000), 0),
     "max_work": (_number(1, 1e12), None),
+    "item_ms": (_number(0.001, 3.6e6), None),  # one item's time, for estimates before a worker measured it
 }
 # value = (pixel * scale - mean) / std, by channel; pixels are 0 to 255.
 IMAGE: Mapping[str, tuple[Check, Any]] = {
@@ -241,6 +242,10 @@ def parse(text: bytes) -> dict[str, Any]:
                 reader.fault(f"/{name}", "task",
                              f"has no meaning for {task}, only for {', '.join(tasks)}: remove it")
             out.pop(name, None)
+    batching = out.get("batching")
+    if isinstance(batching, dict) and batching.get("item_ms") is None:
+        batching = {name: value for name, value in batching.items() if name != "item_ms"}
+        out["batching"] = batching  # a default that came later must not change what a network is known by
     if reader.faults:
         detail = "; ".join(f"{fault.pointer} {fault.detail}" for fault in reader.faults)
         raise InvalidRequest(f"network.yaml: {detail}", faults=tuple(reader.faults))

@@ -1,7 +1,9 @@
 """What was last learned of a network's speed on a hardware class, so that estimates outlive the workers."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from models.database import Statement, Transaction
 
@@ -15,6 +17,27 @@ class Rate:
     per_work_s: float
     batch_work: float  # learned limit of one batch
     batch_items: int
+
+    def share(self, work: float) -> float:
+        """How much of one learned batch a job of this work fills."""
+        return max(1 / self.batch_items, work / self.batch_work)
+
+    def cost_s(self, work: float) -> float:
+        """Seconds of one worker's time that a job adds, run in full batches with others like it."""
+        return self.share(work) * self.overhead_s + work * self.per_work_s
+
+    def alone_s(self, work: float) -> float:
+        """Seconds that a job takes as a batch by itself, which is the soonest that it can end when idle."""
+        return self.overhead_s + work * self.per_work_s
+
+
+ITEM_MS = 10.0  # what one job is taken to cost while nobody has measured it, where its manifest says nothing
+
+
+def assumed(reference: str, manifest: Mapping[str, Any]) -> Rate:
+    """The rate of a network that no worker has run yet: `batching.item_ms` of its manifest for each job."""
+    item_ms = (manifest.get("batching") or {}).get("item_ms") or ITEM_MS
+    return Rate(reference, item_ms / 1000, 0.0, math.inf, 1)
 
 
 _FIELDS = "network, overhead_s, per_work_s, batch_work, batch_items"

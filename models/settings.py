@@ -55,6 +55,7 @@ class Settings:
     max_upload_bytes: int = 16 << 30
     result_ttl_s: float = 7 * 86400.0
     max_wait_s: float = 300.0
+    max_depth: int = 100_000  # jobs that may wait for a class without a live worker
     source_allow: str = ""
     sqlite_synchronous: str = "full"
     log_format: str = "console"
@@ -151,14 +152,15 @@ def _words(text: str) -> tuple[str, ...]:
 
 _PARSERS: dict[str, Any] = {
     "data_dir": Path, "lease_s": float, "max_attempts": int, "sweep_s": float, "max_inline_bytes": int,
-    "max_body_bytes": int, "max_upload_bytes": int, "result_ttl_s": float, "max_wait_s": float, "port": int,
+    "max_body_bytes": int, "max_upload_bytes": int, "result_ttl_s": float, "max_wait_s": float,
+    "max_depth": int, "port": int,
     "webhook_schedule": _floats, "webhook_allow": _words,
 }
 _WANTED: dict[Any, str] = {int: "a whole number", float: "a number", _floats: "numbers with commas between"}
 _CHOICES = {"sqlite_synchronous": ("full", "normal"), "log_format": ("console", "json"),
             "auth": ("off", "keys")}
 _POSITIVE = ("lease_s", "max_attempts", "sweep_s", "max_inline_bytes", "max_body_bytes", "max_upload_bytes",
-             "result_ttl_s", "max_wait_s")
+             "result_ttl_s", "max_wait_s", "max_depth")
 
 
 def load(environ: Mapping[str, str] | None = None, **flags: Any) -> Settings:

@@ -17,6 +17,7 @@ from workers import batching, isolation, refusal, settling
 from workers.buffer import Buffer
 from workers.catalogue import Catalogue, Refusal
 from workers.inflight import Inflight, Running
+from workers.pace import Pace
 from workers.scheduler import Batch, Pending
 from workers.serving import Loaded
 from workers.settling import Settler
@@ -57,6 +58,7 @@ class Executor:
         self._threads = [threading.Thread(target=self._work, name=f"headrace-executor-{at}", daemon=True)
                          for at in range(THREADS)]
         self.inflight = Inflight()
+        self.pace = Pace()
 
     def start(self) -> None:
         for thread in self._threads:
@@ -132,6 +134,9 @@ class Executor:
                     # Not the wall clock: beside another batch it shows how busy the interpreter is.
                     loaded.learn(_cost(running.claimed, loaded),
                                  time.thread_time() - started_s + running.meter.waited_s)
+                rate = loaded.rate()
+                self.pace.settled(sum(rate.cost_s(job.work) for job in running.claimed), time.monotonic(),
+                                  more=self.inflight.more(running))
         except settling.Abandoned:
             _log.error("settle_abandoned", jobs=len(running.claimed))
         except Exception as error:  # noqa: BLE001 - a bug of ours: the jobs must end all the same

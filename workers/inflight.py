@@ -71,6 +71,11 @@ class Inflight:
                 each.begun = True
             return [job.id for each in following for job in each.claimed]
 
+    def more(self, running: Running) -> bool:
+        """Whether another batch is in progress beside this one: such a one was full when it was taken."""
+        with self._lock:
+            return any(each is not running for each in self._running)
+
     def remove(self, running: Running) -> None:
         with self._lock:
             self._running.remove(running)

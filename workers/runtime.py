@@ -89,7 +89,7 @@ class Runtime:
         return {
             "networks": self._catalogue.names(), "refused": self._catalogue.refusals(),
             "buffered": len(self._buffer), "inflight": len(self._executor.inflight), "pid": os.getpid(),
-            "rss_mb": _rss_mb(),
+            "rss_mb": _rss_mb(), "pace": round(self._executor.pace.value, 3),
             "rates": {each.network: {"overhead_s": each.overhead_s, "per_work_s": each.per_work_s,
                                      "batch_work": each.batch_work, "batch_items": each.batch_items}
                       for each in self._catalogue.rates()},

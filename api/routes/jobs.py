@@ -1,18 +1,17 @@
 """`/v1/jobs`: submit one or many, look, wait, list, cancel, retry."""
 
 import math
-import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from api import bodies, errors, idempotency, job_shapes, submission, waiting
+from api import admission, batches, bodies, idempotency, job_query, job_shapes, submission, waiting
 from api.http import Principal, Reply, Request, Table
 from api.intake import Key, Submission
 from models import contract, feed, ids, job, rendering
 from models.database import Transaction
-from models.errors import Fault, HeadraceError, InvalidRequest, NotFound
+from models.errors import HeadraceError, InvalidRequest, NotAdmitted, NotFound
+from models.idempotency import Name
 from models.job import Job, NewJob
 
 if TYPE_CHECKING:
@@ -20,13 +19,8 @@ if TYPE_CHECKING:
 
 table = Table("jobs")
 
-MAX_WAIT_S = 30
-MAX_PAGE, PAGE = 100, 20
 POLL_S = 1  # Retry-After while nothing better is known
 MAX_POLL_S = 30
-_PREFER_WAIT = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d{1,9})"?\s*(?=$|[,;])', re.IGNORECASE)
-_DIGITS = re.compile(r"\d{1,9}\Z")
-_NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?\Z")
 
 _WAIT = ({"type": "number", "minimum": 0, "default": 0},
          "Seconds to wait for the end of the job; more than 30 is taken as 30")
@@ -43,12 +37,17 @@ def submit(service: "Service", request: Request, principal: Principal) -> Reply:
     """Store one job and answer 202; with `Prefer: wait=N` answer 200 if it ends in that time."""
     bodies.check_text(request.body)
     key_name = idempotency.name_of(request, principal)
-    wait_s = _preferred_wait(request)
-    new = submission.prepare(service, principal, request.body)
+    wait_s = job_query.preferred_wait_s(request)
+    try:
+        new = submission.prepare(service, principal, request.body)
+    except NotAdmitted:
+        stored = _stored(service, request, key_name)
+        if stored is None:
+            raise
+        return stored
     entry = Submission((new,))
     if key_name is not None:
-        entry.key = Key(key_name, idempotency.fingerprint_of(request),
-                        lambda now: _accepted(service, new, now))
+        entry.key = Key(key_name, idempotency.fingerprint_of(request), lambda now: _accepted(new, now))
     if not wait_s:
         return _submit(service, entry, new)
     waiter = service.waiters.register(new.id)  # before the commit, so that no end goes unheard
@@ -68,10 +67,27 @@ def submit(service: "Service", request: Request, principal: Principal) -> Reply:
 
 
 def _submit(service: "Service", entry: Submission, new: NewJob) -> Reply:
-    service.intake.submit(entry)
+    _store(service, entry)
     if entry.key is None:
-        return _accepted(service, new, entry.accepted_at)
+        return _accepted(new, entry.accepted_at)
     return _replayed_or(service, entry)
+
+
+def _store(service: "Service", entry: Submission) -> None:
+    try:
+        service.intake.submit(entry)
+    except BaseException:
+        service.admission.refund(entry.jobs)
+        raise
+    if entry.taken:
+        service.admission.refund(entry.jobs)
+
+
+def _stored(service: "Service", request: Request, name: Name | None) -> Reply | None:
+    """The answer that this very request got before: a refusal must not hide it from a client's retry."""
+    if name is None:
+        return None
+    return idempotency.find(service.database, name, idempotency.fingerprint_of(request))
 
 
 def _replayed_or(service: "Service", entry: Submission) -> Reply:
@@ -81,9 +97,9 @@ def _replayed_or(service: "Service", entry: Submission) -> Reply:
     return entry.reply
 
 
-def _accepted(service: "Service", new: NewJob, now: int) -> Reply:
-    return Reply(202, submission.accepted_json(service, new, now), {
-        "Location": "/v1/jobs/" + new.id, "Retry-After": _retry_after(service, new.hardware)})
+def _accepted(new: NewJob, now: int) -> Reply:
+    return Reply(202, submission.accepted_json(new, now), {
+        "Location": "/v1/jobs/" + new.id, "Retry-After": _retry_after(new.wait_s)})
 
 
 @table.route("POST", "/v1/jobs/batch", scope="jobs:write", summary="Submit up to 1000 jobs",
@@ -99,31 +115,21 @@ def submit_batch(service: "Service", request: Request, principal: Principal) -> 
         except HeadraceError as error:
             entries.append(error)
     jobs = [entry for entry in entries if isinstance(entry, NewJob)]
+    if any(isinstance(entry, NotAdmitted) for entry in entries):
+        stored = _stored(service, request, key_name)
+        if stored is not None:
+            service.admission.refund(jobs)
+            return stored
     if not jobs:
-        return _batch_reply(service, entries, 0)
+        return batches.reply(entries, 0)
     entry = Submission(jobs)
     if key_name is not None:
         entry.key = Key(key_name, idempotency.fingerprint_of(request),
-                        lambda now: _batch_reply(service, entries, now))
-    service.intake.submit(entry)
+                        lambda now: batches.reply(entries, now))
+    _store(service, entry)
     if entry.key is not None:
         return _replayed_or(service, entry)
-    return _batch_reply(service, entries, entry.accepted_at)
-
-
-def _batch_reply(service: "Service", entries: Sequence[NewJob | HeadraceError], now: int) -> Reply:
-    parts = [b'{"status":202,"job":' + submission.accepted_json(service, entry, now) + b"}"
-             if isinstance(entry, NewJob) else _refused(entry, index) for index, entry in enumerate(entries)]
-    return Reply(202, b'{"object":"list","data":[' + b",".join(parts) + b"]}")
-
-
-def _refused(error: HeadraceError, index: int) -> bytes:
-    shown = errors.error_object(error)
-    under = f"/jobs/{index}"
-    shown["param"] = under if shown["param"] is None else under + shown["param"]
-    shown["errors"] = [errors.fault_object(fault, under)
-                       for fault in errors.faults_of(error, errors.status_of(error))]
-    return msgspec.json.encode({"status": errors.status_of(error), "error": shown})
+    return batches.reply(entries, entry.accepted_at)
 
 
 @table.route("GET", "/v1/jobs/{id}", scope="jobs:read", summary="Get a job, or wait for its end",
@@ -132,7 +138,7 @@ def _refused(error: HeadraceError, index: int) -> bytes:
 def get(service: "Service", request: Request, principal: Principal) -> Reply:
     """The job as it is; with `wait`, as it is when it has ended or the time is up."""
     job_id = _id_of(request)
-    wait_s = _preferred_wait(request)
+    wait_s = job_query.preferred_wait_s(request)
     if not wait_s:
         return _conditional(request, _shown(service, _found(service, principal, job_id)))
     waiter = service.waiters.register(job_id)
@@ -154,12 +160,12 @@ def get(service: "Service", request: Request, principal: Principal) -> Reply:
              replies={200: job_shapes.JobList}, query={
                  "state": ({"type": "string", "enum": list(job.STATES)}, "Only jobs in this state"),
                  "model": ({"type": "string"}, "Only jobs of this network, or of this version of it"),
-                 "limit": ({"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": PAGE},
-                           "Jobs a page"),
+                 "limit": ({"type": "integer", "minimum": 1, "maximum": job_query.MAX_PAGE,
+                            "default": job_query.PAGE}, "Jobs a page"),
                  "after": ({"type": "string"}, "The last id of the page before"),
              })
 def listing(service: "Service", request: Request, principal: Principal) -> Reply:
-    state, model, limit, after = _listing_query(request)
+    state, model, limit, after = job_query.listing(request)
     with service.database.read() as tx:
         found = job.listing(tx, principal.tenant, state=state, network=model, limit=limit + 1, after=after)
     page = found[:limit]
@@ -246,8 +252,9 @@ def _shown(service: "Service", found: Job) -> Reply:
     headers = {"Cache-Control": "private, no-cache"}
     estimate = None
     if not found.terminal:
-        headers["Retry-After"] = _retry_after(service, found.hardware)
-        estimate = service.directory.wait_s(found.hardware) if found.state == job.QUEUED else None
+        if found.state == job.QUEUED:
+            estimate = admission.shown_s(service.admission.remaining_s(found.hardware, found.created_at))
+        headers["Retry-After"] = _retry_after(estimate)
     # Everything that can change in the body of a job.
     headers["ETag"] = (f'"{found.state}-{found.attempt}-{found.crashes}-{found.finished_at or estimate or 0}'
                        f'{"-removed" if found.result_removed else ""}"')
@@ -265,33 +272,5 @@ def _conditional(request: Request, reply: Reply) -> Reply:
     return Reply(304, b"", reply.headers)
 
 
-def _retry_after(service: "Service", hardware: str) -> str:
-    estimate = service.directory.wait_s(hardware)
+def _retry_after(estimate: float | None) -> str:
     return str(min(MAX_POLL_S, math.ceil(estimate)) if estimate and estimate > POLL_S else POLL_S)
-
-
-def _preferred_wait(request: Request) -> float:
-    """Seconds to wait, from `?wait=` or `Prefer: wait=`; a preference that can't be read is none."""
-    text = request.query.get("wait")
-    if text is not None:
-        if _NUMBER.match(text) is None:
-            raise bodies.invalid((Fault("?wait", "type", "must be a number of seconds, 0 to 30"),))
-        return min(MAX_WAIT_S, float(text))
-    prefer = request.headers.get("prefer")
-    found = _PREFER_WAIT.search(prefer) if prefer is not None else None
-    return 0 if found is None else min(MAX_WAIT_S, int(found[1]))
-
-
-def _listing_query(request: Request) -> tuple[str | None, str | None, int, str | None]:
-    query = request.query
-    faults = []
-    state, after, limit = query.get("state"), query.get("after"), query.get("limit", str(PAGE))
-    if state is not None and state not in job.STATES:
-        faults.append(Fault("?state", "choice", f"must be one of {', '.join(job.STATES)}"))
-    if after is not None and not ids.is_id(after, ids.JOB):
-        faults.append(Fault("?after", "format", "must be the id of a job, the last of the page before"))
-    if _DIGITS.match(limit) is None or not 1 <= int(limit) <= MAX_PAGE:
-        faults.append(Fault("?limit", "range", f"must be a number from 1 to {MAX_PAGE}"))
-    if faults:
-        raise bodies.invalid(tuple(faults))
-    return state, query.get("model"), int(limit), after

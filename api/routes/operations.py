@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from api import shapes
 from api.http import Principal, Reply, Request, Table
-from models import contract, incarnation, rendering
+from models import backlog, contract, incarnation, rendering
 from models.database import Row, Statement
 from models.incarnation import Incarnation
 
@@ -24,12 +24,11 @@ _NOW = Statement("SELECT {now}")
 def queues(service: "Service", _request: Request, _principal: Principal) -> Reply:
     """Every lane that has had jobs or has a live worker. Depths are those of the last roll-up."""
     with service.database.read() as tx:
-        rows = tx.all(_LANES)
-        workers = live_workers(incarnation.live(tx))
-    lanes = {(row[0], row[1]): row for row in rows}
+        lanes = lanes_now(tx.all(_LANES), live := incarnation.live(tx))
+    workers = live_workers(live)
     keys = lanes.keys() | {(str(each.hardware), lane) for each in workers for lane in lanes_of(each)}
     return shapes.reply(shapes.QueueList("list", [
-        _queue(hardware, lane, lanes.get((hardware, lane)), _ready(workers, hardware, lane))
+        _queue(service, hardware, lane, lanes.get((hardware, lane)), _ready(workers, hardware, lane))
         for hardware, lane in sorted(keys, key=lambda key: (key[0], contract.LANES.index(key[1])))]))
 
 
@@ -49,6 +48,22 @@ def workers(service: "Service", _request: Request, _principal: Principal) -> Rep
         for each in found]))
 
 
+def lanes_now(rows: Iterable[Row], live: Iterable[Incarnation]) -> dict[tuple[str, str], Row]:
+    """Rows of `lanes` (class, lane, open, depth, in_flight, wait_s, oldest_at, updated_at, now) by their key.
+
+    With the figures that housekeeping counted since: it writes a row only when much has changed.
+    """
+    counts, drains = backlog.latest(live), backlog.drains(live)
+    out: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        hardware, lane, is_open, *_, updated_at, now = row
+        count = counts.get((hardware, lane))
+        out[hardware, lane] = row if count is None or count.counted_at < updated_at else (
+            hardware, lane, is_open, count.depth, count.in_flight, count.wait_s(drains.get(hardware, 0.0)),
+            count.oldest_at, count.counted_at, now)
+    return out
+
+
 def live_workers(found: Iterable[Incarnation]) -> list[Incarnation]:
     return [each for each in found if each.kind == incarnation.WORKER]
 
@@ -62,11 +77,13 @@ def _ready(workers: Iterable[Incarnation], hardware: str, lane: str) -> int:
     return sum(1 for each in workers if each.ready and each.hardware == hardware and lane in lanes_of(each))
 
 
-def _queue(hardware: str, lane: str, row: Row | None, workers: int) -> shapes.Queue:
+def _queue(service: "Service", hardware: str, lane: str, row: Row | None, workers: int) -> shapes.Queue:
     if row is None:
         return shapes.Queue("queue", hardware, lane, depth=0, in_flight=0, oldest_s=None,
                             estimated_wait_s=None, workers=workers, open=True, updated_at=None)
     *_, is_open, depth, in_flight, wait_s, oldest_at, updated_at, now = row
+    if lane == contract.INTERACTIVE and (level := service.admission.wait_s(hardware)) is not None:
+        wait_s = round(level, 3)  # with what was admitted since
     return shapes.Queue(
         "queue", hardware, lane, depth=depth, in_flight=in_flight,
         oldest_s=None if oldest_at is None else max(0, now - oldest_at) / 1000, estimated_wait_s=wait_s,

@@ -14,14 +14,12 @@ from models import database as databases_of
 from models.contract import INTERACTIVE
 from models.database import Database, Statement
 from models.errors import Unavailable
-from models.rate import Rate, save
 from models.settings import Settings
 from tests import rows, waiting
 from workers.housekeeping import process
 from workers.housekeeping.leader import Leader
-from workers.housekeeping.sweeper import Sweeper, Watch, wait_s
+from workers.housekeeping.sweeper import Sweeper, Watch
 
-_LANE = Statement("SELECT depth, in_flight, wait_s, oldest_at FROM lanes WHERE hardware = 'cpu'")
 _LEADER = Statement("SELECT incarnation FROM leases WHERE duty = 'sweep'")
 _KEY = Statement("INSERT INTO idempotency_keys (tenant, path, key, fingerprint, status, body, headers, created_at) "
                  "VALUES ('t', 'p', :key, '', 202, :body, '{}', :at)")
@@ -108,28 +106,6 @@ def test_what_a_worker_claimed_while_it_was_declared_lost_is_released(database, 
     with database.read() as tx:
         (found,) = feed.pick(tx, "cpu", limit=5)
     assert (found.entry.id, found.suspect) == (wanted, True)
-
-
-def test_lanes_are_rolled_up(database, sweeper) -> None:
-    database.write(lambda tx: save(tx, "cpu", [Rate(rows.NETWORK, 0.5, 0.01, 100.0, 2)]))
-    me = rows.worker(database)
-    wanted = rows.jobs(database, 4, work=10.0)
-    database.write(lambda tx: claim.claim(tx, wanted[:1], incarnation=me, hardware="cpu", begun=True))
-    sweeper.count()
-    with database.read() as tx:
-        depth, in_flight, seconds, oldest_at = tx.one(_LANE)
-    assert (depth, in_flight) == (3, 1)
-    assert seconds == pytest.approx(2 * 0.5 + 0.3 + 0.5 + 0.1)
-    assert oldest_at is not None
-
-
-def test_the_wait_is_unknown_without_rates_and_shared_between_workers() -> None:
-    tally = feed.Tally("cpu", "a@1", 10, 100.0)
-    assert wait_s([tally], {}, 1) is None
-    assert wait_s([], {}, 1) == 0.0
-    rates = {("a@1", "cpu"): Rate("a@1", 0.0, 0.1, 1000.0, 64)}
-    assert wait_s([tally], rates, 2) == pytest.approx(5.0)
-    assert wait_s([tally], rates, 0) == pytest.approx(10.0)
 
 
 def test_leftovers_are_cleared(database, sweeper, settings) -> None:

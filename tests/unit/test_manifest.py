@@ -97,3 +97,8 @@ def test_image_and_bytes_options_are_checked():
     binary = MINIMAL.replace(b"tensor", b"bytes-classification")
     assert faults(binary + b"bytes: {head: 0, tail: 0}\n") == {"/bytes": "range"}
     assert faults(binary + b"bytes: {head: 10, tail: 10, block: 5}\n") == {"/bytes/block": "range"}
+
+
+def test_the_time_of_an_item_is_kept_where_it_is_given():
+    found = manifest.parse(MINIMAL + b"\nbatching: {item_ms: 2.5}\n")
+    assert found["batching"]["item_ms"] == 2.5

@@ -5,7 +5,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -16,10 +16,12 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from models import contract, database, heap, ids, incarnation
+from models.backlog import HOLDING
 from models.database import Database
 from models.errors import Unavailable
 from models.settings import Settings, redis_url
 from workers.housekeeping import listener
+from workers.housekeeping.counting import Counting
 from workers.housekeeping.delivery import Delivery
 from workers.housekeeping.feeder import Feeder
 from workers.housekeeping.leader import Leader
@@ -43,6 +45,11 @@ class _Life:
         self._database = connected
         self._max_attempts = settings.max_attempts
         self._period_s = min(1.0, settings.lease_s / 6)
+        self._poked = threading.Event()
+
+    def poke(self) -> None:
+        """Beat now: there is something new to carry."""
+        self._poked.set()
 
     def begin(self, stop: threading.Event) -> None:
         """Register, again and again while the database is away."""
@@ -56,13 +63,14 @@ class _Life:
             else:
                 return
 
-    def beat(self, stop: threading.Event) -> None:
+    def beat(self, stop: threading.Event, holding: Callable[[], Mapping[str, Any]]) -> None:
         """Renew until `stop`. Raises RuntimeError when somebody ended this life."""
-        while not stop.wait(self._period_s):
+        while not stop.is_set():
+            self._poked.wait(self._period_s)
+            self._poked.clear()
             try:
                 alive = self._database.write(
-                    lambda tx: incarnation.beat(tx, self.id, ready=True, holding={"duties": list(DUTIES)}),
-                    durable=False)
+                    lambda tx: incarnation.beat(tx, self.id, ready=True, holding=holding()), durable=False)
             except Unavailable as error:
                 log.warning("beat_failed", detail=str(error))
                 continue
@@ -97,6 +105,7 @@ def run_housekeeping(settings: Settings) -> int:
     leader = Leader(connected, life.id, DUTIES, lease_s=settings.lease_s)
     feeder = Feeder(connected, client)
     sweeper = Sweeper(settings, connected, client)
+    counting = Counting(connected, life.poke)
     delivery = Delivery(settings, connected, life.id)
     heap.settle()
     calls: dict[str, Callable[[bytes], None]] = {
@@ -104,11 +113,12 @@ def run_housekeeping(settings: Settings) -> int:
         contract.DONE_CHANNEL: lambda _: feeder.wake(),
     }
     duties: dict[str, Callable[[], None]] = {
-        "beat": lambda: life.beat(stop),
+        "beat": lambda: life.beat(stop, lambda: {"duties": list(DUTIES), HOLDING: counting.holding()}),
         "lead": lambda: leader.run(stop),
         "listen": lambda: listener.listen(ear, calls, stop),
         FEED: lambda: feeder.run(stop, lambda: leader.leads(FEED)),
         SWEEP: lambda: sweeper.run(stop, lambda: leader.leads(SWEEP)),
+        "count": lambda: counting.run(stop, lambda: leader.leads(SWEEP)),
         "deliver": lambda: delivery.run(stop),
     }
 
@@ -128,6 +138,7 @@ def run_housekeeping(settings: Settings) -> int:
         for thread in threads:
             thread.start()
         stop.wait()
+        life.poke()  # its thread may be in the middle of a pause
         deadline = time.monotonic() + STOP_S
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))

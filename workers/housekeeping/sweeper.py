@@ -1,27 +1,21 @@
-"""The sweep: ends what has run out (deadlines, leases), counts what waits, clears away what nobody needs."""
+"""The sweep: ends what has run out (deadlines, leases), clears away what nobody needs."""
 
-import math
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import redis
 import structlog
 
-from models import blobs, claim, contract, feed, idempotency, incarnation, job, network, rate
-from models.contract import INTERACTIVE
+from models import blobs, claim, contract, idempotency, incarnation, job, network
 from models.database import Database, Transaction
 from models.errors import HeadraceError, Unavailable
-from models.feed import Tally
 from models.incarnation import Incarnation
-from models.rate import Rate
 from models.settings import Settings
 
 log = structlog.get_logger("headrace.housekeeping")
 
 EXPIRE_BATCH = 500  # one short transaction each
-COUNT_SHARE = 0.05  # of the time may go into counting the backlog
 CLEAR_EVERY_S = 300.0  # blobs without a row, old idempotency keys, ended incarnations
 BLOB_AGE_S = 3600.0
 CLEAR_BATCH = 1000
@@ -69,7 +63,6 @@ class Sweeper:
         self._database = database
         self._client = client
         self._watch = Watch(settings.lease_s, max(3 * settings.sweep_s, settings.lease_s / 3))
-        self._count_due_at = 0.0
         self._clear_due_at = time.monotonic() + min(CLEAR_EVERY_S, 10 * settings.sweep_s)
 
     def run(self, stop: threading.Event, leads: Callable[[], bool]) -> None:
@@ -91,10 +84,6 @@ class Sweeper:
         self.release_abandoned()
         self.retire()
         now = time.monotonic()
-        if now >= self._count_due_at:
-            self.count()
-            taken_s = time.monotonic() - now
-            self._count_due_at = now + max(self._settings.sweep_s, taken_s / COUNT_SHARE) - taken_s
         if now >= self._clear_due_at:
             self._clear_due_at = now + CLEAR_EVERY_S
             self.clear()
@@ -152,31 +141,6 @@ class Sweeper:
         if retired:
             log.info("networks_retired", networks=retired)
 
-    def count(self) -> None:
-        """Roll up each lane: what waits, what runs, and how long a job that arrives now will wait."""
-        with self._database.read() as tx:
-            waiting, running = feed.waiting(tx), feed.running(tx)
-            live = incarnation.live(tx)
-            rates = rate.every(tx)
-            lanes = [hardware for hardware, lane, _ in feed.states(tx) if lane == INTERACTIVE]
-        workers: dict[str | None, int] = defaultdict(int)
-        for each in live:
-            workers[each.hardware] += each.kind == incarnation.WORKER
-        for hardware in lanes:
-            here = [tally for tally in waiting if tally.hardware == hardware]
-            runs = [tally for tally in running if tally.hardware == hardware]
-            figures = {
-                "depth": sum(tally.count for tally in here),
-                "in_flight": sum(tally.count for tally in runs),
-                "wait_s": wait_s([*here, *runs], rates, workers[hardware]),
-                "oldest_at": min((tally.oldest_at for tally in here if tally.oldest_at), default=None),
-            }
-            self._database.write(self._roll_up(hardware, figures), durable=False)
-
-    @staticmethod
-    def _roll_up(hardware: str, figures: Mapping[str, object]) -> Callable[[Transaction], None]:
-        return lambda tx: feed.roll_up(tx, hardware, INTERACTIVE, **figures)  # type: ignore[arg-type]
-
     def clear(self) -> None:
         """Delete what nobody needs any more."""
         keys = 0
@@ -201,19 +165,3 @@ class Sweeper:
             self._client.publish(channel, message)
         except (redis.RedisError, OSError) as error:  # those who wait look for themselves within a second
             log.warning("publish_failed", channel=channel, detail=str(error))
-
-
-def wait_s(tallies: Iterable[Tally], rates: Mapping[tuple[str, str], Rate], workers: int) -> float | None:
-    """Seconds until `workers` (one, if there is none) have run all this; None where no rate is known."""
-    total, known, any_work = 0.0, False, False
-    for tally in tallies:
-        any_work = True
-        learned = rates.get((tally.network, tally.hardware))
-        if learned is not None:
-            known = True
-            batches = max(math.ceil(tally.count / max(1, learned.batch_items)),
-                          math.ceil(tally.work / learned.batch_work) if learned.batch_work > 0 else 1)
-            total += batches * learned.overhead_s + tally.work * learned.per_work_s
-    if any_work and not known:
-        return None
-    return total / max(1, workers)
