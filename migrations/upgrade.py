@@ -2,6 +2,7 @@
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from models.tables import metadata
 
 LOCK_TIMEOUT_MS = 10_000  # a migration that waits for a lock makes everybody behind it wait too
 UPGRADE_LOCK = 0x68656164  # PostgreSQL's advisory lock: two deployments that upgrade at once take turns
+LOCK_RETRY_S = 0.05
 HEAD = "head"
 _ONE_AT_A_TIME = threading.Lock()  # Alembic keeps its context in module globals
 
@@ -34,11 +36,24 @@ def upgrade(url: str, revision: str = HEAD) -> None:
     with _ONE_AT_A_TIME, _connected(url) as connection:
         if connection.dialect.name == "postgresql":
             connection.exec_driver_sql(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
-            connection.exec_driver_sql(f"SELECT pg_advisory_lock({UPGRADE_LOCK})")
-            connection.commit()
+            _take_turn(connection)
         config = _config()
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
+
+
+def _take_turn(connection: sa.Connection) -> None:
+    # Asked again and again, in transactions that end: who waits inside one holds up an index that the other
+    # builds CONCURRENTLY, while that one holds the lock.
+    give_up_at = time.monotonic() + LOCK_TIMEOUT_MS / 1000
+    while True:
+        mine = connection.exec_driver_sql(f"SELECT pg_try_advisory_lock({UPGRADE_LOCK})").scalar()
+        connection.commit()
+        if mine:
+            return
+        if time.monotonic() > give_up_at:
+            raise Unavailable("another process upgrades the database: try again when it is done")
+        time.sleep(LOCK_RETRY_S)
 
 
 def check(url: str) -> list[str]:

@@ -76,7 +76,8 @@ def claim(tx: Transaction, ids: Sequence[str], *, incarnation: str, hardware: st
           alone: bool = False) -> list[Claimed]:
     """Turn the jobs of `ids` that wait into running ones of this incarnation; run only what comes back.
 
-    `begun`: the device is idle, so the run starts at once. `alone`: a suspect may be taken (then one id).
+    `begun`: the device is idle, so the run starts at once. `alone`: suspects may be taken, since nothing else
+    is held.
     """
     if tx.dialect != SQLITE:
         rows = tx.all(_CLAIM, ids=ids, incarnation=incarnation, hardware=hardware, begun=begun, alone=alone)
@@ -136,14 +137,21 @@ class Settled(dict[str, str]):
     events = 0
 
 
+def lock(tx: Transaction, ids: Sequence[str]) -> None:
+    """Lock these rows in id order, before a transaction that writes them in several steps."""
+    if tx.dialect != SQLITE:
+        tx.one(_LOCK_ALL, ids=ids)
+
+
 def settle(tx: Transaction, outcomes: Sequence[Outcome], *, incarnation: str,
-           begin: Sequence[str] = ()) -> Settled:
+           begin: Sequence[str] = (), unrun: Sequence[str] = ()) -> Settled:
     """Record how these attempts ended, with results and events; the state of each job that was still held.
 
     A job past its deadline ends as expired. `begin`: jobs of the next batch, whose run has started since.
+    `unrun`: jobs to give back in the same transaction.
     """
-    if begin and tx.dialect != SQLITE:
-        tx.one(_LOCK_ALL, ids=[*begin, *(o.id for o in outcomes)])
+    if begin or unrun:
+        lock(tx, [*begin, *unrun, *(o.id for o in outcomes)])
     rows = _settle(tx, outcomes, incarnation)
     settled = {row[0]: row for row in rows}
     tx.insert_rows(results, ("job_id", "attempt", "body", "blob", "removed", "created_at"), [
@@ -154,6 +162,8 @@ def settle(tx: Transaction, outcomes: Sequence[Outcome], *, incarnation: str,
     out.events = _tell(tx, {job_id: row[1] for job_id, row in settled.items() if everybody or row[2]})
     if begin:
         tx.run(_BEGIN, ids=begin, incarnation=incarnation)
+    if unrun:
+        give_back(tx, unrun, incarnation=incarnation)
     return out
 
 
@@ -196,13 +206,16 @@ _EXHAUSTED = Statement(
     "error_code = 'crashes_exhausted', "
     "error_message = 'its worker died each time it ran, the last times while it ran alone' "
     "WHERE id {in ids} AND crashes_alone >= :limit RETURNING id")
+_LEAVE = Statement("UPDATE incarnations SET suspects = COALESCE(suspects, 0) + :count "
+                   "WHERE id = :incarnation")
 
 
 def release(tx: Transaction, incarnation: str, *, confirmed: bool, max_attempts: int) -> list[str]:
     """What an ended incarnation held may be claimed again; the jobs that were parked instead.
 
-    Jobs that had begun become suspects. Only a confirmed death counts as a crash of theirs, and only one
-    that ran alone counts towards `max_attempts`.
+    Jobs that had begun become suspects. Only a confirmed death counts as a crash of theirs, and only of a
+    job that was all its worker held counts towards `max_attempts`: what was claimed beside it may have been
+    in the decoder. Without a confirmed death their number is kept, see `feed.companies`.
     """
     held = tx.all(_HELD, incarnation=incarnation)
     begun = [row[0] for row in held if row[1]]
@@ -212,7 +225,9 @@ def release(tx: Transaction, incarnation: str, *, confirmed: bool, max_attempts:
         tx.run(_RELEASE, ids=unbegun, suspect=False, crashed=0, alone=0)
     if begun:
         tx.run(_RELEASE, ids=begun, suspect=True, crashed=int(confirmed),
-               alone=int(confirmed and len(begun) == 1))
+               alone=int(confirmed and len(held) == 1))
+        if not confirmed:
+            tx.run(_LEAVE, incarnation=incarnation, count=len(begun))
     if len(begun) == 1:
         parked = [row[0] for row in tx.all(_EXHAUSTED, ids=begun, limit=max_attempts)]
         event.record(tx, parked, FAILED)

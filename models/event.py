@@ -65,6 +65,8 @@ deliveries = sa.Table(
     sa.Column("finished_at", Time),
     sa.CheckConstraint("state IN ('pending','delivered','failed','dropped')", name="state"),
     sa.UniqueConstraint("event_id", "url", "endpoint_id"),
+    sa.Index("uq_deliveries_own", "event_id", "url", unique=True,  # the one above doesn't bind NULLs
+             sqlite_where=sa.text("endpoint_id IS NULL"), postgresql_where=sa.text("endpoint_id IS NULL")),
     sa.Index("ix_deliveries_due", "due_at", sqlite_where=sa.text("state = 'pending'"),
              postgresql_where=sa.text("state = 'pending'")),
     sa.Index("ix_deliveries_tenant", "tenant", "id"),

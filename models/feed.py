@@ -113,15 +113,18 @@ def _arms(priority: int) -> tuple[str, str]:
 
 _ARMS = " UNION ALL ".join(arm for priority in PRIORITIES for arm in _arms(priority))
 _PICK = Statement(f"SELECT * FROM ({_ARMS}) AS picked LIMIT :limit")
+_COMPANIES = Statement(
+    "SELECT j.id, i.id, i.suspects FROM jobs j JOIN incarnations i ON i.id = j.incarnation "
+    "WHERE j.id {in ids} AND j.suspect AND j.crashes = 0 AND i.suspects IS NOT NULL")
 _MARK = Statement("UPDATE jobs SET ticketed_until = {now} + :ms WHERE id {in ids} AND waiting")
-_TICKETED = (
+TICKETED = (
     "SELECT id FROM jobs WHERE hardware = :hardware AND waiting AND deadline_at IS NULL "
     "AND ticketed_until IS NOT NULL UNION ALL SELECT id FROM jobs WHERE hardware = :hardware AND waiting "
     "AND deadline_at IS NOT NULL AND ticketed_until IS NOT NULL")
 _CLEAR = Statement(  # ARRAY(…): see claim.give_back
     "UPDATE jobs SET ticketed_until = NULL WHERE id = ANY(ARRAY(SELECT id FROM jobs "
-    f"WHERE id = ANY(ARRAY({_TICKETED})) AND waiting ORDER BY id FOR UPDATE))",
-    sqlite=f"UPDATE jobs SET ticketed_until = NULL WHERE id IN ({_TICKETED})")
+    f"WHERE id = ANY(ARRAY({TICKETED})) AND waiting ORDER BY id FOR UPDATE))",
+    sqlite=f"UPDATE jobs SET ticketed_until = NULL WHERE id IN ({TICKETED})")
 _MARKED = Statement(
     "SELECT network, count(*), sum(work), min(ticketed_until) FROM (SELECT network, work, ticketed_until "
     "FROM jobs WHERE hardware = :hardware AND waiting AND deadline_at IS NULL AND ticketed_until > {now} "
@@ -132,6 +135,11 @@ _OVERDUE = Statement(
     "AND ticketed_until > {now} AND ticketed_until <= {now} + :ms UNION ALL SELECT 1 FROM jobs "
     "WHERE hardware = :hardware AND waiting AND deadline_at IS NOT NULL AND deadline_at > {now} "
     "AND ticketed_until > {now} AND ticketed_until <= {now} + :ms LIMIT 1")
+
+_UNDER_WAY = Statement(
+    "SELECT 1 FROM jobs WHERE hardware = :hardware AND waiting AND deadline_at IS NULL "
+    "AND ticketed_until > {now} + :ms UNION ALL SELECT 1 FROM jobs WHERE hardware = :hardware AND waiting "
+    "AND deadline_at IS NOT NULL AND deadline_at > {now} AND ticketed_until > {now} + :ms LIMIT 1")
 
 
 def _row(row: Row) -> Waiting:
@@ -149,6 +157,15 @@ def pick(tx: Transaction, hardware: str, *, limit: int,
     return [_row(row) for row in tx.all(_PICK, hardware=hardware, limit=limit, **cursors)]
 
 
+def companies(tx: Transaction, suspects: Sequence[str]) -> dict[str, tuple[str, int]]:
+    """Of these suspects, those that may come back in company: job to (whose, how many at most).
+
+    Where nobody saw the holder die, mostly no input is to blame: what it ran comes back in eighths, then in
+    eighths of those that were lost again, down to one. Who was there when a process died runs by itself.
+    """
+    return {row[0]: (row[1], max(1, row[2] // 8)) for row in tx.all(_COMPANIES, ids=suspects)}
+
+
 def mark(tx: Transaction, ids: Sequence[str]) -> None:
     """These jobs are about to get a ticket: commit, then publish."""
     tx.run(_MARK, ids=ids, ms=int(TICKET_S * 1000))
@@ -162,6 +179,11 @@ def clear_marks(tx: Transaction, hardware: str) -> int:
 def overdue(tx: Transaction, hardware: str, age_s: float) -> bool:
     """Whether a job still waits whose ticket is believed to be under way since longer than `age_s`."""
     return tx.one(_OVERDUE, hardware=hardware, ms=int((TICKET_S - age_s) * 1000)) is not None
+
+
+def under_way(tx: Transaction, hardware: str, age_s: float) -> bool:
+    """Whether a job waits that was marked within `age_s`: its ticket may not have reached the broker yet."""
+    return tx.one(_UNDER_WAY, hardware=hardware, ms=int((TICKET_S - age_s) * 1000)) is not None
 
 
 def marked(tx: Transaction, hardware: str) -> dict[str, tuple[int, float, int]]:

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from models import claim, contract, feed
-from models.database import Statement, Transaction
+from models.database import SQLITE, Statement, Transaction
 from models.schema import Flag, Text, Time, metadata
 
 WORKER, HOUSEKEEPING, API = "worker", "housekeeping", "api"
@@ -29,6 +29,7 @@ incarnations = sa.Table(
     sa.Column("ended_at", Time),
     sa.Column("end_reason", Text),
     sa.Column("holding", Text),  # JSON: engines, buffered entries, free memory, rates
+    sa.Column("suspects", sa.Integer),  # jobs that had begun when it ended without a confirmed death
     sa.Index("ix_incarnations_live", "id", sqlite_where=sa.text("ended_at IS NULL"),
              postgresql_where=sa.text("ended_at IS NULL")),
 )
@@ -66,6 +67,10 @@ _LIVE = Statement("SELECT id, kind, host, pid, hardware, lanes, ready, started_a
                   "holding FROM incarnations WHERE ended_at IS NULL ORDER BY id")
 _END = Statement("UPDATE incarnations SET ended_at = {now}, end_reason = :reason WHERE id = :id "
                  "AND ended_at IS NULL AND beats = COALESCE(:beats, beats) RETURNING hardware")
+_LOCK_JOBS = Statement(
+    "SELECT count(*) FROM (SELECT 1 FROM jobs WHERE id = ANY(ARRAY(SELECT id FROM jobs "
+    f"WHERE incarnation = :id AND state = 'running' AND NOT waiting UNION ALL {feed.TICKETED})) "
+    "ORDER BY id FOR UPDATE) AS j")
 _DROP_LEASES = Statement("DELETE FROM leases WHERE incarnation = :id")
 
 
@@ -95,6 +100,8 @@ def end(tx: Transaction, incarnation: str, reason: str, *, max_attempts: int,
     row = tx.one(_END, id=incarnation, reason=reason, beats=beats)
     if row is None:
         return None
+    if row[0] is not None and tx.dialect != SQLITE:  # one order for both sets: see claim
+        tx.one(_LOCK_JOBS, id=incarnation, hardware=row[0])
     parked = claim.release(tx, incarnation, confirmed=reason == KILLED, max_attempts=max_attempts)
     tx.run(_DROP_LEASES, id=incarnation)
     if row[0] is not None:

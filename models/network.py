@@ -87,6 +87,9 @@ _REJECT = Statement(
     "WHERE name = :name AND version = :version AND digest = :digest AND state = 'checking'")
 # Two who change the default of one name at once would each miss what the other has not committed.
 _LOCK = Statement("SELECT version FROM networks WHERE name = :name ORDER BY version {for_update}")
+# Where no row is to be locked yet: two first versions of a name would both find no default. (SQLite's writer
+# is alone anyway.)
+_LOCK_NAME = Statement("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))", sqlite="SELECT :name")
 _UNSET = Statement(
     "UPDATE networks SET is_default = FALSE, updated_at = {now} WHERE name = :name AND is_default")
 _PROMOTE = Statement("UPDATE networks SET is_default = TRUE, updated_at = {now} "
@@ -145,6 +148,7 @@ def add(tx: Transaction, *, name: str, version: str, task: str, digest: str, man
     """Store a version as `checking`; False if it exists. A rejected or retired version may be replaced."""
     values = {"name": name, "version": version, "task": task, "digest": digest,
               "manifest": json.dumps(manifest), "files": json.dumps(files)}
+    tx.all(_LOCK_NAME, name=name)
     if tx.run(_ADD, **values) == 1:
         return True
     revived = tx.run(_REVIVE, **values) == 1
@@ -159,6 +163,7 @@ def accept(tx: Transaction, network: Network, signature: Mapping[str, Any]) -> b
 
 
 def reject(tx: Transaction, network: Network, reason: str) -> bool:
+    tx.all(_LOCK_NAME, name=network.name)
     rejected = tx.run(_REJECT, name=network.name, version=network.version, digest=network.digest,
                       reason=reason) == 1
     if rejected:
@@ -167,6 +172,7 @@ def reject(tx: Transaction, network: Network, reason: str) -> bool:
 
 
 def promote(tx: Transaction, name: str, version: str) -> None:
+    tx.all(_LOCK_NAME, name=name)
     tx.all(_LOCK, name=name)
     tx.run(_UNSET, name=name)
     tx.run(_PROMOTE, name=name, version=version)
@@ -174,6 +180,7 @@ def promote(tx: Transaction, name: str, version: str) -> None:
 
 def withdraw(tx: Transaction, name: str, version: str) -> None:
     """Take no new jobs for a version; it is retired at once if none is live, else by `retire_withdrawn`."""
+    tx.all(_LOCK_NAME, name=name)
     tx.all(_LOCK, name=name)
     tx.run(_WITHDRAW, name=name, version=version)
     tx.run(_INHERIT, name=name)
@@ -183,6 +190,7 @@ def withdraw(tx: Transaction, name: str, version: str) -> None:
 
 def reinstate(tx: Transaction, name: str, version: str) -> None:
     """Take new jobs again for a version that is withdrawn but not yet retired."""
+    tx.all(_LOCK_NAME, name=name)
     tx.run(_REINSTATE, name=name, version=version)
     tx.run(_INHERIT, name=name)
 

@@ -64,10 +64,7 @@ class Settler:
         Raises Abandoned.
         """
         def write(tx: Transaction) -> Settled:
-            settled = claim.settle(tx, outcomes, incarnation=self._incarnation, begin=begin)
-            if give_back:
-                claim.give_back(tx, give_back, incarnation=self._incarnation)
-            return settled
+            return claim.settle(tx, outcomes, incarnation=self._incarnation, begin=begin, unrun=give_back)
 
         try:
             return self._insist(lambda: self._database.write(write))
