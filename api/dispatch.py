@@ -14,9 +14,10 @@ from urllib.parse import parse_qsl, urlsplit
 import structlog
 import uuid_utils
 
-from api import errors
+from api import errors, stalls
 from api.http import JSON, Principal, Reply, Request, Route
 from models import errors as faults
+from models.settings import Settings
 from models.tenant import DEFAULT, SCOPES
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ EVERYTHING = frozenset(SCOPES)
 KEYLESS = Principal(DEFAULT, EVERYTHING)
 MAX_QUERY_FIELDS = 64
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}\Z")
+_OWN_SITES = frozenset({"same-origin", "none"})  # none: typed in, a bookmark
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
@@ -112,7 +114,7 @@ def admit(service: "Service", route: Route, request: Request) -> Principal:
     """Who asks, if they may ask this. Raises Unauthenticated or Forbidden."""
     if service.settings.auth == "off":
         # Without keys only this machine may ask; that a page in a browser is none shows by its name.
-        _check_origin(request, service.settings.host)
+        _check_origin(request, service.settings)
         return KEYLESS
     if route.scope is None:
         return KEYLESS
@@ -125,13 +127,31 @@ def admit(service: "Service", route: Route, request: Request) -> Principal:
     return principal
 
 
-def _check_origin(request: Request, bound: str) -> None:
+def _check_origin(request: Request, settings: Settings) -> None:
+    """Refuse what a browser sends for a page of somebody else's, other ports of this machine included.
+
+    By its name (a host name that was made to point here), by the page's origin, which is there with all that
+    changes something, and by `Sec-Fetch-Site`, which tells of the rest. Following a link hither is fine.
+    """
     host = request.headers.get("host")
-    if host is not None and not _is_ours(host, bound):
-        raise faults.Forbidden(f"Host {host!r} is not this machine: without API keys, ask for 127.0.0.1")
+    if host is not None and not _is_ours(host, settings.host):
+        raise faults.Forbidden(
+            f"Host {host[:200]!r} is not this machine: without API keys, ask for 127.0.0.1")
     origin = request.headers.get("origin")
-    if origin is not None and not _is_ours(urlsplit(origin).netloc if "://" in origin else "", bound):
-        raise faults.Forbidden(f"Origin {origin!r} may not drive this service: it runs without API keys")
+    if origin in settings.origin_allow:
+        return
+    site = request.headers.get("sec-fetch-site")
+    if origin is not None:
+        foreign = origin.lower() not in {f"http://{host}".lower(), f"https://{host}".lower()}
+    elif site is not None and site not in _OWN_SITES:
+        followed = request.method == "GET" and request.headers.get("sec-fetch-dest") == "document"
+        foreign = not followed
+    else:
+        return
+    if foreign:
+        raise faults.Forbidden(
+            f"a page of {(origin or 'another origin')[:200]!r} may not drive this service, since it runs "
+            "without API keys: use keys (HEADRACE_AUTH=keys), or name the origin in HEADRACE_ORIGIN_ALLOW")
 
 
 @functools.lru_cache(1024)
@@ -190,17 +210,15 @@ def _read_body(service: "Service", route: Route, environ: Mapping[str, Any], req
     if length is not None and length > limit:
         raise _too_large(limit)
     if route.upload:
-        request.stream = environ["wsgi.input"]
+        _check_encoding(environ)
+        request.stream = stalls.Stream(service.stalls, environ["wsgi.input"])
         return
     if length == 0 or (length is None and "chunked" not in environ.get("HTTP_TRANSFER_ENCODING", "").lower()):
         return
     _check_media_type(environ.get("CONTENT_TYPE") or "")
-    encoding = environ.get("HTTP_CONTENT_ENCODING", "")
-    if encoding.strip().lower() not in ("", "identity"):
-        detail = f"the body is not decompressed here: send it without Content-Encoding: {encoding}"
-        raise faults.UnsupportedMediaType(detail, faults=(
-            faults.Fault("Content-Encoding", "media_type", detail),))
-    request.body = _read(environ["wsgi.input"], limit if length is None else length)
+    _check_encoding(environ)
+    stream = stalls.Stream(service.stalls, environ["wsgi.input"])
+    request.body = _read(stream, limit if length is None else length)
     if len(request.body) > limit:
         raise _too_large(limit)
     if length is not None and len(request.body) < length:
@@ -208,7 +226,15 @@ def _read_body(service: "Service", route: Route, environ: Mapping[str, Any], req
                                  "send as many as Content-Length says")
 
 
-def _read(stream: Any, size: int) -> bytes:
+def _check_encoding(environ: Mapping[str, Any]) -> None:
+    encoding = environ.get("HTTP_CONTENT_ENCODING")
+    if encoding is not None and encoding.strip().lower() not in ("", "identity"):
+        detail = f"the body is not decompressed here: send it without Content-Encoding: {encoding[:100]}"
+        raise faults.UnsupportedMediaType(detail, faults=(
+            faults.Fault("Content-Encoding", "media_type", detail),))
+
+
+def _read(stream: stalls.Stream, size: int) -> bytes:
     """Up to `size` bytes and one more, which tells that there were too many."""
     data: bytes = stream.read(size + 1)
     if len(data) > size or not data:

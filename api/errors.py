@@ -16,7 +16,7 @@ from models.errors import Fault, HeadraceError, NotAdmitted, Unavailable
 STATUSES: Mapping[str, int] = {
     "invalid_json": 400, "invalid_request": 422, "unauthenticated": 401, "forbidden": 403, "not_found": 404,
     "method_not_allowed": 405, "model_not_found": 404, "model_not_ready": 409, "model_exists": 409,
-    "input_invalid": 422, "payload_too_large": 413, "unsupported_media_type": 415,
+    "input_invalid": 422, "request_timeout": 408, "payload_too_large": 413, "unsupported_media_type": 415,
     "idempotency_mismatch": 422, "idempotency_in_progress": 409,
     "rate_limited": 429, "queue_full": 429, "deadline_unmeetable": 429,
     "result_not_ready": 404, "result_expired": 410, "unavailable": 503,

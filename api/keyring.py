@@ -9,7 +9,7 @@ from models import keys
 from models.database import Database
 from models.errors import Unauthenticated, Unavailable
 
-CACHE_S = 30.0  # how long a revoked key may go on working in this process
+CACHE_S = 25.0  # how long a revoked key may go on working in this process; 30 s are promised
 UNKNOWN_S = 1.0  # short, so that a key made a moment ago works
 MAX_CACHED = 10_000
 

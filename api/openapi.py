@@ -21,7 +21,8 @@ _TEXTS = {
     200: "Done.", 201: "Created.", 202: "Accepted.", 204: "Done; there is nothing to say.",
     304: "Not modified.", 400: "The request can't be read.", 401: "A valid API key is needed.",
     403: "The key, or this origin, may not.", 404: "There is no such object.",
-    409: "In conflict with the state of the object.", 410: "Removed.", 413: "The body is too large.",
+    408: "The body stopped arriving.", 409: "In conflict with the state of the object.", 410: "Removed.",
+    413: "The body is too large.",
     415: "The body has the wrong media type.", 422: "Some fields are wrong; `errors` names all of them.",
     429: "Too much; `Retry-After` says when to come back.",
     500: "Something went wrong here.", 503: "Out of reach; `Retry-After` says when to come back.",
@@ -93,7 +94,7 @@ def statuses(route: Route) -> set[int]:
     if "{" in route.path:
         found.add(404)
     if route.method in {"POST", "PUT", "PATCH", "DELETE"}:
-        found |= {400, 413, 415}
+        found |= {400, 408, 413, 415, 429}
     if route.idempotent:
         found.add(409)
     return found

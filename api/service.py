@@ -7,13 +7,13 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from api import admission, directory, intake, keyring, metrics, readiness, tickets, waiting
+from api import admission, directory, intake, keyring, metrics, readiness, stalls, tickets, waiting
 from models import blobs, database
 from models.settings import Settings, redis_url
 
 # Nothing on a request's way talks to the broker, so these only say how soon a frozen one is noticed.
 BROKER_TIMEOUT_S = 0.5
-# 640 threads may serve requests, but reads are short and writes queue behind one leader: with a connection
+# 896 threads may serve requests, but reads are short and writes queue behind one leader: with a connection
 # each they would only wait elsewhere.
 CONNECTIONS = 40
 
@@ -34,6 +34,7 @@ class Service:
     keyring: keyring.Keyring
     metrics: metrics.Metrics
     readiness: readiness.Readiness
+    stalls: stalls.Stalls
 
     @classmethod
     def build(cls, settings: Settings) -> Self:
@@ -47,16 +48,19 @@ class Service:
         return cls(settings, store, client, known, gate, intake.Intake(store, known, publisher), publisher,
                    waiting.Waiters(redis_client(settings), store), blobs.Blobs(settings.blobs),
                    keyring.Keyring(store), metrics.Metrics(),
-                   readiness.Readiness({"database": store.now, "broker": client.ping}))
+                   readiness.Readiness({"database": store.now, "broker": client.ping}),
+                   stalls.Stalls())
 
     def start(self) -> None:
         self.directory.start()
         self.publisher.start()
         self.waiters.start()
+        self.stalls.start()
 
     def stop(self) -> None:
         """End every wait, publish what is pending, close what is open."""
         self.waiters.stop()
+        self.stalls.stop()
         self.publisher.stop()
         self.directory.stop()
         self.redis.close()

@@ -21,10 +21,11 @@ from models import heap, ids, settings
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse
 
-# A long poll holds a thread, and so does each request of a group commit: waiting.MAX_WAITERS and 128 more.
+# A long poll holds a thread, so does a body that comes slowly, and so does each request of a group commit:
+# waiting.MAX_WAITERS, stalls.MAX_READS, and 128 more.
 # The pool grows as it is needed, so an idle server has few. Connections above BACKPRESSURE wait in the
 # kernel; kept-alive ones count, so it lies well above the threads.
-BLOCKING_THREADS = 640
+BLOCKING_THREADS = 896
 BACKPRESSURE = 2048
 
 Application = Callable[[dict[str, Any], "StartResponse"], Iterable[bytes]]

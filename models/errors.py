@@ -92,6 +92,13 @@ class PayloadTooLarge(HeadraceError):
     code = "payload_too_large"
 
 
+class RequestTimeout(HeadraceError):
+    """The body of the request stopped arriving."""
+
+    code = "request_timeout"
+    retryable = True
+
+
 class UnsupportedMediaType(HeadraceError):
     """The body must be `application/json`."""
 

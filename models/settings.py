@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from models.errors import Fault, SettingsInvalid
 
 PREFIX = "HEADRACE_"
 MIB = 1 << 20
+_BEFORE_HOST = re.compile(r"(://[^/?#\s:@]*:)[^/?#\s]*@")  # an unescaped `@` in the password too
+_IN_QUERY = re.compile(r"([?&;][^=&;#\s]*(?:pass|secret|token|key)[^=&;#\s]*=)[^&;#\s]*", re.IGNORECASE)
 MAX_SOCKET_PATH = 100  # the kernel's limit is 104 to 108 bytes
 _PLAIN = re.compile(r"[\w./-]+\Z", re.ASCII)  # what needs no escaping in a URL, however it is read
 
@@ -61,6 +63,10 @@ class Settings:
     log_format: str = "console"
     webhook_schedule: tuple[float, ...] = WEBHOOK_SCHEDULE
     webhook_allow: tuple[str, ...] = ()  # networks that private webhook targets may lie in
+    webhook_breaker_failures: int = 5  # in a row, after which an endpoint's deliveries wait
+    webhook_breaker_s: float = 30.0  # for how long at first; twice as long after each try that fails
+    webhook_give_up_s: float = 5 * 86400.0  # of nothing but failure, after which an endpoint is disabled
+    origin_allow: tuple[str, ...] = ()  # origins whose pages may use the service while it runs without keys
     auth: str = "off"  # "off" (loopback only, tenant `default`) or "keys"
     incarnation: str = ""  # set by a supervisor, so that it can end it when it sees the process die
     host: str = "127.0.0.1"
@@ -116,12 +122,8 @@ def redis_url(broker: str) -> str:
 
 
 def mask_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    host = parts.hostname or ""
-    netloc = f"{parts.username or ''}:***@{host}" + (f":{parts.port}" if parts.port else "")
-    return urlunsplit(parts._replace(netloc=netloc))
+    """A URL, or several with anything between, without passwords: before the host, and in the query."""
+    return _IN_QUERY.sub(r"\1***", _BEFORE_HOST.sub(r"\1***@", url))
 
 
 def _read_classes(path: Path) -> dict[str, HardwareClass]:
@@ -154,13 +156,15 @@ _PARSERS: dict[str, Any] = {
     "data_dir": Path, "lease_s": float, "max_attempts": int, "sweep_s": float, "max_inline_bytes": int,
     "max_body_bytes": int, "max_upload_bytes": int, "result_ttl_s": float, "max_wait_s": float,
     "max_depth": int, "port": int,
-    "webhook_schedule": _floats, "webhook_allow": _words,
+    "webhook_schedule": _floats, "webhook_allow": _words, "webhook_breaker_failures": int,
+    "webhook_breaker_s": float, "webhook_give_up_s": float, "origin_allow": _words,
 }
 _WANTED: dict[Any, str] = {int: "a whole number", float: "a number", _floats: "numbers with commas between"}
 _CHOICES = {"sqlite_synchronous": ("full", "normal"), "log_format": ("console", "json"),
             "auth": ("off", "keys")}
 _POSITIVE = ("lease_s", "max_attempts", "sweep_s", "max_inline_bytes", "max_body_bytes", "max_upload_bytes",
-             "result_ttl_s", "max_wait_s", "max_depth")
+             "result_ttl_s", "max_wait_s", "max_depth", "webhook_breaker_failures", "webhook_breaker_s",
+             "webhook_give_up_s")
 
 
 def load(environ: Mapping[str, str] | None = None, **flags: Any) -> Settings:

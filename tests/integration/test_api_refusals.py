@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +129,24 @@ def test_without_keys_only_this_machine_may_ask(api: apis.Api) -> None:
         assert api.call("GET", "/v1/jobs", host=host).status == 200
     for host in ("evil.example", "127.0.0.1.evil.example", "10.0.0.1", "[", "evil.example@127.0.0.1:80@x"):
         refused(api.call("GET", "/v1/jobs", host=host), 403, "forbidden")
-    assert api.call("GET", "/v1/jobs", origin="http://localhost:3000").status == 200
-    for origin in ("https://evil.example", "null", "http://127.0.0.1.evil.example"):
+
+
+def test_without_keys_only_its_own_pages_may_ask(api: apis.Api) -> None:
+    assert api.call("POST", "/v1/jobs", apis.job_body(), origin="http://127.0.0.1:8080").status == 202
+    assert api.call("GET", "/v1/jobs", host="localhost:1", origin="http://localhost:1").status == 200
+    for origin in ("https://evil.example", "null", "http://127.0.0.1.evil.example", "http://localhost:3000", ""):
         refused(api.call("POST", "/v1/jobs", apis.job_body(), origin=origin), 403, "forbidden")
+    for site in ("cross-site", "same-site"):  # an image, a script: they come without an origin
+        refused(api.call("GET", "/v1/jobs", sec_fetch_site=site, sec_fetch_dest="image"), 403, "forbidden")
+    assert api.call("GET", "/docs", sec_fetch_site="cross-site", sec_fetch_dest="document").status == 200  # a link
+    assert api.call("GET", "/v1/jobs", sec_fetch_site="same-origin").status == 200
+
+
+def test_an_origin_that_the_operator_names_may_ask_without_keys(settings: Settings) -> None:
+    with apis.running(replace(settings, origin_allow=("http://localhost:3000",))) as api:
+        assert api.call("POST", "/v1/jobs", apis.job_body(), origin="http://localhost:3000",
+                        sec_fetch_site="same-site").status == 202
+        refused(api.call("GET", "/v1/jobs", origin="http://localhost:3001"), 403, "forbidden")
 
 
 def test_without_keys_a_public_address_is_no_place_to_listen(settings: Settings) -> None:
