@@ -30,7 +30,8 @@ _log = structlog.get_logger()
 class Part:
     """What to run. `stage`: the lowest is stopped first. `final`: exit codes that end it for good.
 
-    `noise`: phrases of lines that aren't passed on, since they would only alarm.
+    `noise`: phrases of lines that aren't passed on, since they would only alarm. `worked`: asked about a life
+    that ended before it was seen ready: whether it did its work all the same, so that it may start at once.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Part:
     stop_signal: int = signal.SIGTERM
     final: frozenset[int] = codes.FINAL
     noise: tuple[str, ...] = ()
+    worked: "Callable[[Life], bool]" = lambda _: False
 
 
 @dataclass(slots=True, eq=False)
@@ -199,6 +201,8 @@ class Supervisor:
                     life.ready = True
                     self._events.put(("ready", life, 0))
             else:
+                # What a job kills right after its start must not look like a part that can't start.
+                life.ready = life.part.worked(life)
                 break
         self._events.put(("died", life, life.process.wait()))
 

@@ -15,7 +15,7 @@ import structlog
 from cli import broker, codes, console, logs, parts, postgres
 from cli.supervisor import Life, Part, Stopped, Supervisor
 from cli.undertaker import Undertaker
-from models import database, incarnation
+from models import claim, database, incarnation
 from models import settings as settings_module
 from models.errors import SettingsInvalid, Unavailable
 from models.settings import Settings
@@ -194,7 +194,8 @@ class Stack:
         for hardware, count in self.workers.items():
             for number in range(1, count + 1):
                 command = parts.own_command("worker", "--hardware", hardware)
-                start(Part(f"{hardware}-{number}", command, WORKERS, self._warm, incarnated=True))
+                start(Part(f"{hardware}-{number}", command, WORKERS, self._warm, incarnated=True,
+                           worked=self._worked))
 
     def _look_after(self) -> int:
         supervisor = self.supervisor
@@ -257,6 +258,13 @@ class Stack:
     def _warm(self, life: Life) -> bool:
         found = self._find(life.incarnation)
         return found is not None and found.ready
+
+    def _worked(self, life: Life) -> bool:
+        try:
+            with self.database.read() as tx:
+                return claim.runs(tx, life.incarnation) or self._warm(life)
+        except Unavailable:
+            return False
 
 
 def _bracketed(host: str) -> str:

@@ -196,15 +196,26 @@ def unmark(tx: Transaction, ids: Sequence[str]) -> int:
     return tx.run(_UNMARK, ids=ids)
 
 
-_HELD = Statement("SELECT id, begun FROM jobs WHERE incarnation = :incarnation AND state = 'running' "
-                  "AND NOT waiting ORDER BY id {for_update}")
+UNCONFIRMED = 10  # many, since a lease that runs out is mostly not the job's fault
+
+_RUNS = Statement("SELECT 1 FROM jobs WHERE incarnation = :incarnation AND state = 'running' AND NOT waiting "
+                  "AND begun LIMIT 1")
+
+
+def runs(tx: Transaction, incarnation: str) -> bool:
+    """Whether an incarnation holds a job that has begun."""
+    return tx.one(_RUNS, incarnation=incarnation) is not None
+
+
+_HELD = Statement("SELECT id, begun, attempt FROM jobs WHERE incarnation = :incarnation "
+                  "AND state = 'running' AND NOT waiting ORDER BY id {for_update}")
 _RELEASE = Statement(
     "UPDATE jobs SET waiting = TRUE, ticketed_until = NULL, begun = FALSE, suspect = suspect OR :suspect, "
     "crashes = crashes + :crashed, crashes_alone = crashes_alone + :alone WHERE id {in ids}")
 _EXHAUSTED = Statement(
     "UPDATE jobs SET state = 'failed', waiting = FALSE, finished_at = {now}, "
     "error_code = 'crashes_exhausted', "
-    "error_message = 'its worker died each time it ran, the last times while it ran alone' "
+    "error_message = 'its worker was lost each time it ran, the last times while it ran alone' "
     "WHERE id {in ids} AND crashes_alone >= :limit RETURNING id")
 _LEAVE = Statement("UPDATE incarnations SET suspects = COALESCE(suspects, 0) + :count "
                    "WHERE id = :incarnation")
@@ -216,6 +227,9 @@ def release(tx: Transaction, incarnation: str, *, confirmed: bool, max_attempts:
     Jobs that had begun become suspects. Only a confirmed death counts as a crash of theirs, and only of a
     job that was all its worker held counts towards `max_attempts`: what was claimed beside it may have been
     in the decoder. Without a confirmed death their number is kept, see `feed.companies`.
+
+    Where nobody confirms any death (no supervisor), a job that is alone with a lost worker once more is
+    parked after UNCONFIRMED times as many attempts: it would never end, and take a worker along each time.
     """
     held = tx.all(_HELD, incarnation=incarnation)
     begun = [row[0] for row in held if row[1]]
@@ -229,6 +243,7 @@ def release(tx: Transaction, incarnation: str, *, confirmed: bool, max_attempts:
         if not confirmed:
             tx.run(_LEAVE, incarnation=incarnation, count=len(begun))
     if len(begun) == 1:
-        parked = [row[0] for row in tx.all(_EXHAUSTED, ids=begun, limit=max_attempts)]
+        worn = not confirmed and len(held) == 1 and held[0][2] >= UNCONFIRMED * max_attempts
+        parked = [row[0] for row in tx.all(_EXHAUSTED, ids=begun, limit=0 if worn else max_attempts)]
         event.record(tx, parked, FAILED)
     return parked

@@ -51,8 +51,11 @@ class Lease:
         return not self.ended and time.monotonic() - self._renewed_s < HELD_SHARE * self._lease_s
 
     def now_ms(self) -> int:
-        """The database's clock, as far as it is known here."""
-        return int(time.time() * 1000 + self._offset_ms)
+        """The database's clock, as far as it is known here; near 0 before it was first asked.
+
+        Counted on from there by the monotonic clock: this machine's own may be wrong, or be set meanwhile.
+        """
+        return int(time.monotonic() * 1000 + self._offset_ms)
 
     def begin(self, go_on: Callable[[], None]) -> None:
         """Register, as soon as the database answers. `go_on`, called between tries, raises to give up."""
@@ -85,9 +88,9 @@ class Lease:
         if alive:
             self._renewed_s = sent_s
         if sent_s - self._measured_s > CLOCK_S:
-            before = time.time()
+            before_s = time.monotonic()
             now_ms = self._database.now()
-            self._offset_ms = now_ms - (before + time.time()) * 500
+            self._offset_ms = now_ms - (before_s + time.monotonic()) * 500
             self._measured_s = sent_s
         return alive
 

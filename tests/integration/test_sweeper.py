@@ -18,7 +18,7 @@ from models.settings import Settings
 from tests import rows, waiting
 from workers.housekeeping import process
 from workers.housekeeping.leader import Leader
-from workers.housekeeping.sweeper import Sweeper, Watch
+from workers.housekeeping.sweeper import Sweeper, Watch, gap_s
 
 _LEADER = Statement("SELECT incarnation FROM leases WHERE duty = 'sweep'")
 _KEY = Statement("INSERT INTO idempotency_keys (tenant, path, key, fingerprint, status, body, headers, created_at) "
@@ -50,6 +50,20 @@ def test_a_watcher_that_was_stopped_begins_anew() -> None:
     watch = Watch(10.0, 3.0)
     for now in (0.0, 2.0, 4.0, 60.0, 62.0, 65.0, 67.0):
         assert watch.look([_life("a", 7)], sent_at=now, answered_at=now) == []
+
+
+def test_a_watcher_whose_look_hung_begins_anew() -> None:
+    watch = Watch(4.0, 3.0)
+    for sent, answered in ((0.0, 0.1), (2.0, 7.0), (8.0, 8.1), (10.0, 10.1)):
+        assert watch.look([_life("a", 7)], sent_at=sent, answered_at=answered) == []
+    assert len(watch.look([_life("a", 7)], sent_at=11.0, answered_at=11.1)) == 1
+
+
+def test_a_database_that_let_nobody_write_for_a_lease_shows_as_a_gap() -> None:
+    for lease_s, sweep_s in ((3.0, 2.0), (5.0, 2.0), (30.0, 2.0), (3.0, 1.0)):
+        allowed_s = gap_s(lease_s, sweep_s)
+        assert sweep_s < allowed_s  # a sweep takes some time itself
+        assert allowed_s < lease_s + sweep_s / 4
 
 
 def test_a_watcher_that_could_not_look_begins_anew() -> None:

@@ -1,10 +1,12 @@
 """The supervisor with real child processes: restarts, final exits, stages of a stop."""
 
+import dataclasses
 import io
 import os
 import signal
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,6 +92,16 @@ def test_a_part_that_fails_before_it_is_ready_is_tried_again(
     assert boss.wait(lambda: len(deaths.dead) >= 3, 30)
     assert boss.pending() == ["one"]
     assert {code for _, code, _ in deaths.dead} == {1}
+
+
+def test_a_part_that_dies_at_its_work_before_it_was_seen_ready_is_started_again_at_once(
+        boss: supervisor.Supervisor, tmp_path: Path) -> None:
+    made = part("one", BIRTH, tmp_path / "one")
+    boss.start(dataclasses.replace(made, ready=lambda _: False, worked=lambda _: True))
+    begun = time.monotonic()
+    assert boss.wait(lambda: len(pids(tmp_path / "one")) >= 8, 60)
+    # With a growing wait it would take over 31 s.
+    assert time.monotonic() - begun < 30
 
 
 def test_a_program_that_cannot_be_started_is_tried_again(

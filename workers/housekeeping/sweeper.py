@@ -40,7 +40,7 @@ class Watch:
 
     def look(self, live: Iterable[Incarnation], *, sent_at: float, answered_at: float) -> list[Incarnation]:
         """One look: the lives that have been silent for a lease now. Times are `time.monotonic()`."""
-        if sent_at - self._looked_at > self._gap_s:
+        if answered_at - self._looked_at > self._gap_s:  # a look that hung is a gap too
             self.reset()
         self._looked_at = answered_at
         silent, seen = [], {}
@@ -55,6 +55,15 @@ class Watch:
         return silent
 
 
+def gap_s(lease_s: float, sweep_s: float) -> float:
+    """The longest time between two looks that a Watch takes as having looked all the time.
+
+    Room for a slow sweep, but well below the lease where sweeps allow that: a database that let nobody write
+    for a whole lease must show as a gap.
+    """
+    return max(sweep_s + min(sweep_s, lease_s / 3), lease_s / 3)
+
+
 class Sweeper:
     """One `sweep` every SWEEP_S, by the duty's leader."""
 
@@ -62,7 +71,7 @@ class Sweeper:
         self._settings = settings
         self._database = database
         self._client = client
-        self._watch = Watch(settings.lease_s, max(3 * settings.sweep_s, settings.lease_s / 3))
+        self._watch = Watch(settings.lease_s, gap_s(settings.lease_s, settings.sweep_s))
         self._clear_due_at = time.monotonic() + min(CLEAR_EVERY_S, 10 * settings.sweep_s)
 
     def run(self, stop: threading.Event, leads: Callable[[], bool]) -> None:
