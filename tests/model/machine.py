@@ -21,7 +21,7 @@ from tests.rows import NETWORK, TENANT
 from workers.housekeeping import fan_out
 
 CLASS = "cpu"
-SLOTS, JOBS = 3, 6
+SLOTS, JOBS, DRAWN = 3, 12, 6
 STEP_S = 20  # deadlines and marks lie between two steps
 WEBHOOK = b'{"url": "http://hook.test/"}'
 
@@ -45,8 +45,8 @@ _MUTE = Statement("UPDATE webhook_endpoints SET state = 'disabled'")
 _REVIVE = Statement("UPDATE incarnations SET ended_at = NULL WHERE id = :id")
 _BURY = Statement("UPDATE incarnations SET ended_at = {now} WHERE id = :id")
 
-_one = st.integers(0, JOBS - 1)
-_some = st.lists(_one, min_size=1, max_size=JOBS)
+_one = st.integers(0, DRAWN - 1)
+_some = st.lists(_one, min_size=1, max_size=DRAWN)
 _slot = st.integers(0, SLOTS - 1)
 _life = st.integers(0, 2 * SLOTS - 1)
 
@@ -75,6 +75,7 @@ class Protocol(RuleBasedStateMachine):
         for _ in range(SLOTS):
             self.slots.append(self._begin_life())
         self.accept(count=3, priority=5, wait_s=None, webhook=True, room=False, arrives=False)
+        self.accept(count=3, priority=5, wait_s=50, webhook=False, room=False, arrives=False)
 
     # Clients
 
@@ -121,10 +122,13 @@ class Protocol(RuleBasedStateMachine):
             self.ended.pop(name, None)
         assert before == self.expected.retry(self.expected.jobs[name])
 
-    @rule(listens=st.booleans())
-    def endpoint(self, listens: bool) -> None:
+    @rule(listens=st.booleans(), fans_out=st.booleans())
+    def endpoint(self, listens: bool, fans_out: bool) -> None:
+        """A tenant's endpoint comes or goes; deliveries are made of the events there are."""
         self._write(lambda tx: tx.run(_LISTEN, tenant=TENANT) if listens else tx.run(_MUTE))
         self.expected.endpoint = listens
+        if fans_out:
+            fan_out.fan_out(self.database, first_delay_s=0.0)
 
     # The broker
 
@@ -151,26 +155,26 @@ class Protocol(RuleBasedStateMachine):
     def claim(self, life: int, which: list[int], begun: bool, alone: bool) -> None:
         self._claim(self._life(life), [self._job(each, "waiting") for each in which], begun=begun, alone=alone)
 
-    @rule(slot=_slot, which=_one, reason=st.sampled_from(["killed", "killed", "lost"]))
-    def die_alone(self, slot: int, which: int, reason: str) -> None:
-        """A job that kills its worker, with nothing beside it but what that one held before."""
-        self._claim(self.slots[slot], [self._job(which, "suspect")], begun=True, alone=True)
-        self.end(slot, reason)
+    @rule(slot=_slot, which=_one, reason=st.sampled_from(["killed", "killed", "lost"]), times=st.integers(1, 4))
+    def die_of(self, slot: int, which: int, reason: str, times: int) -> None:
+        """A job kills its worker again and again, with nothing beside it but what the first one held before."""
+        name = self._job(which, "waiting")
+        for _ in range(times):
+            self._claim(self.slots[slot], [name], begun=True, alone=True)
+            self.end(slot, reason)
 
     @precondition(lambda self: any(self.claims.values()))
     @rule(life=_life, which=_some, begin=_some, states=st.lists(
-        st.sampled_from(["succeeded", "succeeded", "failed"]), min_size=JOBS, max_size=JOBS),
+        st.sampled_from(["succeeded", "failed"]), min_size=DRAWN, max_size=DRAWN),
         off_by=st.sampled_from([0, 0, 0, 0, 1, -1]))
     def settle(self, life: int, which: list[int], begin: list[int], states: list[str], off_by: int) -> None:
         """Outcomes of what this life ever claimed; some of it is no longer its own."""
         name = self._claimer(life)
-        chosen = {}
-        for each in which:
-            claimed = self.claims[name][-1 - each % len(self.claims[name])]
-            chosen[claimed[0]] = claimed
+        claims = self._claims(name)
+        chosen = dict(claims[each % len(claims)] for each in which)
         endings = [Ending(job_id, attempt + off_by, state)
-                   for (job_id, attempt), state in zip(chosen.values(), states, strict=False)]
-        begun = sorted({self.claims[name][-1 - each % len(self.claims[name])][0] for each in begin} - chosen.keys())
+                   for (job_id, attempt), state in zip(chosen.items(), states, strict=False)]
+        begun = sorted({claims[each % len(claims)][0] for each in begin} - chosen.keys())
         settled = self._write(lambda tx: claim.settle(tx, [
             Outcome(each.id, each.attempt, each.state, output=b"{}" if each.state == "succeeded" else None,
                     error_code="inference_failed" if each.state == "failed" else None) for each in endings],
@@ -181,7 +185,8 @@ class Protocol(RuleBasedStateMachine):
     @rule(life=_life, which=_some)
     def give_back(self, life: int, which: list[int]) -> None:
         name = self._claimer(life)
-        names = [self.claims[name][-1 - each % len(self.claims[name])][0] for each in which]
+        claims = self._claims(name)
+        names = [claims[each % len(claims)][0] for each in which]
         given = self._write(lambda tx: claim.give_back(tx, names, incarnation=name))
         assert given == self.expected.give_back(name, names)
 
@@ -251,6 +256,8 @@ class Protocol(RuleBasedStateMachine):
         def work(tx: Any) -> list[feed.Waiting]:
             picked = feed.pick(tx, CLASS, limit=limit)
             feed.mark(tx, [each.entry.id for each in picked])
+            suspects = [each.entry.id for each in picked if each.suspect]
+            assert feed.companies(tx, suspects) == self.expected.companies(suspects)
             return picked
 
         picked = self._write(work)
@@ -273,10 +280,6 @@ class Protocol(RuleBasedStateMachine):
             is_open = self._write(lambda tx: feed.reopen(tx, CLASS, INTERACTIVE))
             self.expected.reopen()
             assert is_open == self.expected.open
-
-    @rule()
-    def fan_out(self) -> None:
-        fan_out.fan_out(self.database, first_delay_s=0.0)
 
     # What must hold after every step
 
@@ -346,7 +349,13 @@ class Protocol(RuleBasedStateMachine):
     def _claimer(self, which: int) -> str:
         """A life that holds, or believes that it holds: the live ones first."""
         able = [each for each in self.slots + self._dead()[::-1] if self.claims[each]]
-        return able[which % len(able)]
+        able.sort(key=lambda each: not self.expected.held(each))
+        return able[which // 2 % len(able)]
+
+    def _claims(self, life: str) -> list[tuple[str, int]]:
+        """What it believes that it holds: first what it does hold."""
+        return sorted(self.claims[life], key=lambda each: (
+            not self.expected.jobs[each[0]].held_by(life), self.expected.jobs[each[0]].attempt != each[1]))
 
     def _begin_life(self) -> str:
         name = ids.new(ids.INCARNATION)

@@ -50,6 +50,7 @@ class Reference:
         self.now_s = 0
         self.jobs: dict[str, Job] = {}
         self.lives: dict[str, str | None] = {}  # to the reason of its end
+        self.unconfirmed: dict[str, int] = {}  # life to the jobs it was running, where nobody saw it die
         self.endpoint = False
         self.open = True
 
@@ -72,6 +73,14 @@ class Reference:
 
     def abandoned(self) -> set[str]:
         return {life for life, reason in self.lives.items() if reason is not None and self.held(life)}
+
+    def companies(self, ids: Iterable[str]) -> dict[str, tuple[str, int]]:
+        """Suspects that need not run one by one: whose they were, and how many may run together."""
+        found = {}
+        for job in map(self.jobs.__getitem__, ids):
+            if job.suspect and not job.crashes and job.holder in self.unconfirmed:
+                found[job.id] = job.holder, max(1, self.unconfirmed[job.holder] // 8)
+        return found
 
     # A client's side
 
@@ -153,6 +162,8 @@ class Reference:
             job.crashes += confirmed
             if confirmed and len(held) == 1:
                 job.crashes_alone += 1
+        if begun and not confirmed:
+            self.unconfirmed[life] = self.unconfirmed.get(life, 0) + len(begun)
         parked = [job for job in begun if job.crashes_alone >= MAX_ATTEMPTS]
         for job in parked:
             job.error = "crashes_exhausted"
