@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from api import bodies
-from models import delivery_log, rendering, signing
+from models import delivery_log, endpoint, rendering, signing
 from models.endpoint import Endpoint
 from models.errors import Fault, InvalidRequest
 from models.event import TYPES
@@ -19,6 +19,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Url = Annotated[str, Meta(min_length=1, max_length=2048)]
 EventTypes = Annotated[list[bodies.EventType], Meta(max_length=len(TYPES))]
 State = Literal["enabled", "disabled"]
+Overlap = Annotated[int, Meta(ge=0, le=endpoint.MAX_OVERLAP_S)]
 
 
 class NewEndpoint(Struct, forbid_unknown_fields=True):
@@ -39,9 +40,16 @@ class EndpointChange(Struct, forbid_unknown_fields=True):
 
 
 class Rotation(Struct, forbid_unknown_fields=True):
-    """With the old secret kept, both sign for 24 hours."""
+    """The new secret signs alone, or beside the old for `overlap_s` seconds, or for 24 hours."""
 
     keep_old_secret_active_for_24_hours: bool = False
+    overlap_s: Overlap | UnsetType = UNSET
+
+    @property
+    def seconds(self) -> int:
+        if isinstance(self.overlap_s, int):
+            return self.overlap_s
+        return endpoint.OLD_SECRET_S if self.keep_old_secret_active_for_24_hours else 0
 
 
 class Trial(Struct, forbid_unknown_fields=True):
@@ -50,8 +58,18 @@ class Trial(Struct, forbid_unknown_fields=True):
     event_type: bodies.EventType = "job.succeeded"
 
 
+class SigningSecret(Struct):
+    """A secret that signs now; `expires_at` null: the current one, else when the old one stops."""
+
+    hint: str
+    expires_at: int | None
+
+
 class WebhookEndpoint(Struct):
-    """Members as in OpenAI's webhook endpoints. `signing_secret` is told once, when it is made."""
+    """Members as in OpenAI's webhook endpoints. `signing_secret` is told once, when it is made.
+
+    After several failures in a row nothing is sent before `paused_until`; then one delivery at a time tries.
+    """
 
     id: str
     object: Literal["webhook_endpoint"]
@@ -62,7 +80,11 @@ class WebhookEndpoint(Struct):
     event_types: list[str]
     state: State
     disabled_reason: str | None
+    consecutive_failures: int
+    failing_since: int | None
+    paused_until: int | None
     signing_secret_hint: str
+    signing_secrets: list[SigningSecret]
     signing_secret: str | UnsetType = UNSET
 
 
@@ -197,11 +219,19 @@ def refuse(faults: list[Fault], error: InvalidRequest | None) -> None:
         raise bodies.invalid(every)
 
 
-def endpoint_of(row: Endpoint, *, secret: str | None = None) -> WebhookEndpoint:
+def endpoint_of(row: Endpoint, now: int, *, secret: str | None = None) -> WebhookEndpoint:
+    """`now` in ms, database clock. `secret`: the one that is told this once."""
     return WebhookEndpoint(
         row.id, "webhook_endpoint", row.created_at // 1000, row.updated_at // 1000, row.name, row.url,
         list(row.event_types), "enabled" if row.state == "enabled" else "disabled", row.reason,
-        signing.hint(row.secrets[0].secret), UNSET if secret is None else secret)
+        row.breaker.failures, _seconds(row.breaker.failing_since), _seconds(row.breaker.paused_until),
+        signing.hint(row.secrets[0].secret),
+        [SigningSecret(signing.hint(each.secret), _seconds(each.expires_at)) for each in row.live(now)],
+        UNSET if secret is None else secret)
+
+
+def _seconds(at_ms: int | None) -> int | None:
+    return None if at_ms is None else at_ms // 1000
 
 
 def delivery_of(row: delivery_log.Delivery) -> dict[str, Any]:

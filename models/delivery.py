@@ -9,17 +9,18 @@ tried once.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from models import endpoint, ids, rendering, tenant
+from models import breaker, endpoint, ids, rendering, tenant
 from models.database import SQLITE, Statement, Transaction
 from models.event import deliveries, delivery_attempts, events
 
 PENDING, DELIVERED, FAILED, DROPPED = "pending", "delivered", "failed", "dropped"
 STATES = (PENDING, DELIVERED, FAILED, DROPPED)
 GONE = 410  # the receiver's way to say "never again"
-EXAMINED = 256  # due deliveries looked at to find some whose receivers aren't busy
+EXAMINED = 128  # due deliveries looked at in one step, to find some whose receivers have room
+PAGES = 16  # steps; each leaves out the receivers that had none
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +115,34 @@ class Due:
     last: bool  # a test: it is not tried again
     body: bytes
     secrets: tuple[str, ...]
+    receiver: str = ""  # what counts as one when sends are limited
+    probe: bool = False  # let through an open breaker, to see
+    claimed_at: int = 0  # ms, database clock
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a claim found. `held`: how many were made to wait, or dropped; then there may be more to find."""
+
+    due: list[Due] = field(default_factory=list)
+    held: int = 0
+
+
+# An endpoint, or for the webhooks that jobs name: whoever is behind one host, as one tenant uses it.
+_RECEIVER = "coalesce(endpoint_id, tenant || ' ' || origin)"
 # A claim is over when its time is up or when its sender is known to be dead.
 _FREE = ("(claimed_until IS NULL OR claimed_until < {now} OR EXISTS (SELECT 1 FROM incarnations i "
          "WHERE i.id = deliveries.claimed_by AND i.ended_at IS NOT NULL))")
-_DUE = f"FROM deliveries WHERE state = 'pending' AND due_at <= {{now}} AND {_FREE}"
-_ANY_DUE = Statement(f"SELECT 1 {_DUE} AND NOT (origin {{in busy}}) LIMIT 1")
-_PICK = Statement(f"SELECT id, origin {_DUE} AND NOT (origin {{in busy}}) ORDER BY due_at LIMIT :limit "
-                  "{for_update} {skip_locked}")
+_DUE = (f"FROM deliveries WHERE state = 'pending' AND due_at <= {{now}} AND {_FREE} "
+        f"AND NOT ({_RECEIVER} {{in busy}})")
+_ANY_DUE = Statement(f"SELECT 1 {_DUE} LIMIT 1")
+_PICK = Statement(
+    f"SELECT id, {_RECEIVER}, endpoint_id, subject, (SELECT e.open_until FROM webhook_endpoints e "
+    f"WHERE e.id = endpoint_id) {_DUE} ORDER BY due_at LIMIT :limit {{for_update}} {{skip_locked}}")
 _CLAIM = Statement("UPDATE deliveries SET claimed_by = :sender, claimed_until = {now} + :lease_ms "
                    "WHERE id {in ids}")
+_HOLD = Statement("UPDATE deliveries SET due_at = NULL, claimed_by = NULL, claimed_until = NULL "
+                  "WHERE id {in ids} AND state = 'pending'")
 _HELD = Statement(
     "SELECT d.id, d.event_id, d.endpoint_id, d.url, d.origin, d.attempt, d.subject = d.endpoint_id, v.body, "
     "e.state, e.secrets, t.webhook_secret, {now} FROM deliveries d JOIN events v ON v.id = d.event_id "
@@ -136,35 +154,47 @@ _DROP = Statement(
 
 
 def any_due(tx: Transaction, busy: Sequence[str]) -> bool:
-    """Whether a claim would find anything: asked first, since claiming takes SQLite's only write lock."""
+    """Whether a claim may find anything: asked first, since claiming takes SQLite's only write lock."""
     return tx.one(_ANY_DUE, busy=busy) is not None
 
 
-def claim(tx: Transaction, *, sender: str, limit: int, room: Mapping[str, int], per_origin: int,
-          lease_s: float) -> list[Due]:
-    """Take up to `limit` due deliveries, the longest due first, at most `per_origin` to one receiver.
+def claim(tx: Transaction, *, sender: str, limit: int, busy: Sequence[str], admits: Callable[[str], bool],
+          lease_s: float) -> Taken:
+    """Take up to `limit` due deliveries, the longest due first, where `admits` lets its receiver have more.
 
-    `room`: for origins that are being sent to already, how many more they may get. The claim ends after
-    `lease_s` seconds, or at once when the sender's incarnation ends.
+    `busy`: receivers that get none. What is due to an endpoint whose breaker is open is held back, but for
+    one where the pause is over. The claim ends after `lease_s` seconds, or with the sender's incarnation.
     """
-    left = dict(room)
-    taken: list[str] = []
-    busy = [origin for origin, free in left.items() if free <= 0]
-    for examined in (2 * limit, EXAMINED):
-        found = tx.all(_PICK, busy=busy, limit=examined)
-        for delivery_id, origin in found:
-            free = left.get(origin, per_origin)
-            if free > 0 and len(taken) < limit:
-                taken.append(delivery_id)
-                left[origin] = free - 1
-        if taken or len(found) < examined:
+    taken: dict[str, str] = {}
+    held: set[str] = set()
+    tries: set[str] = set()
+    passed = list(busy)
+    for _ in range(PAGES):
+        found = tx.all(_PICK, busy=passed, limit=EXAMINED)
+        broken: dict[str, list[str]] = {}
+        for delivery_id, receiver, endpoint_id, subject, open_until in found:
+            if open_until is not None and subject != endpoint_id:  # a test is sent whatever the breaker says
+                broken.setdefault(endpoint_id, []).append(delivery_id)
+            elif len(taken) < limit and admits(receiver):
+                taken[delivery_id] = receiver
+            else:
+                passed.append(receiver)
+        if broken:
+            verdict = breaker.judge(tx, broken, admits=admits, lease_s=lease_s)
+            taken.update(verdict.let)
+            tries |= verdict.tries
+            held |= verdict.held
+            passed += verdict.cramped
+        if taken or held or len(found) < EXAMINED:
             break
+    if held:
+        tx.run(_HOLD, ids=sorted(held))
     if not taken:
-        return []
-    tx.run(_CLAIM, ids=taken, sender=sender, lease_ms=int(lease_s * 1000))
+        return Taken(held=len(held))
+    tx.run(_CLAIM, ids=list(taken), sender=sender, lease_ms=int(lease_s * 1000))
     due, orphans = [], []
     for (id_, event_id, endpoint_id, url, origin, attempt, test, body, state, secrets, own, now) in tx.all(
-            _HELD, ids=taken):
+            _HELD, ids=list(taken)):
         if endpoint_id is None:
             signers = [own]
         elif state == endpoint.ENABLED or (test and state is not None):
@@ -172,15 +202,19 @@ def claim(tx: Transaction, *, sender: str, limit: int, room: Mapping[str, int], 
         else:  # its endpoint went while it was being fanned out
             orphans.append(id_)
             continue
-        due.append(Due(id_, event_id, endpoint_id, url, origin, attempt, bool(test), body, tuple(signers)))
+        due.append(Due(id_, event_id, endpoint_id, url, origin, attempt, bool(test), body, tuple(signers),
+                       receiver=taken[id_], probe=id_ in tries, claimed_at=now))
     if orphans:
         tx.run(_DROP, ids=orphans)
-    return due
+    return Taken(due, len(held) + len(orphans))
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """How one attempt went. `next_delay_s` None: there is no other. `error` None: the receiver said 2xx."""
+    """How one attempt went. `next_delay_s` None: there is no other. `error` None: the receiver said 2xx.
+
+    `throttle_s`: for how long it asked to be left alone. `blame`: whether a failure is the receiver's.
+    """
 
     due: Due
     status: int | None
@@ -188,6 +222,8 @@ class Attempt:
     latency_ms: float
     response: bytes
     next_delay_s: float | None
+    throttle_s: float | None = None
+    blame: bool = True
 
 
 _RECORD = Statement(
@@ -197,10 +233,14 @@ _RECORD = Statement(
     "WHERE id = :id AND state = 'pending' AND claimed_by = :sender AND attempt = :attempt")
 
 
-def record(tx: Transaction, attempts: Sequence[Attempt], *, sender: str) -> None:
-    """Write down attempts of deliveries that this sender still holds, and when the next ones are due."""
+def record(tx: Transaction, attempts: Sequence[Attempt], *, sender: str, rules: breaker.Rules) -> None:
+    """Write down attempts of deliveries that this sender still holds, and when the next ones are due.
+
+    Their endpoints' breakers follow; endpoints that answered 410, or failed for too long, are disabled.
+    """
     now = int(tx.all(_CLOCK)[0][0])
     logged = []
+    outcomes: dict[str, list[breaker.Outcome]] = {}
     for item in sorted(attempts, key=lambda item: item.due.id):
         delay_ms = None if item.error is None or item.next_delay_s is None else int(item.next_delay_s * 1000)
         state = DELIVERED if item.error is None else FAILED if delay_ms is None else PENDING
@@ -209,7 +249,16 @@ def record(tx: Transaction, attempts: Sequence[Attempt], *, sender: str) -> None
             logged.append({
                 "delivery_id": item.due.id, "attempt": item.due.attempt + 1, "at": now, "status": item.status,
                 "latency_ms": item.latency_ms, "error": item.error, "response": item.response})
+            # A test that fails says nothing that its owner isn't told; one that succeeds shows it works.
+            told = item.error is None or (item.blame and not item.due.last)
+            if item.due.endpoint_id is not None and told:
+                outcomes.setdefault(item.due.endpoint_id, []).append(
+                    breaker.Outcome(item.error is None, item.due.probe, item.throttle_s))
     tx.insert(delivery_attempts, logged)
+    given_up = breaker.note(tx, outcomes, rules)
+    for endpoint_id, seen in sorted(given_up.items()):
+        since = rendering.rfc3339(seen.failing_since or now)
+        endpoint.disable(tx, endpoint_id, f"nothing but failures since {since}, {seen.failures} in a row")
     for endpoint_id in sorted({item.due.endpoint_id for item in attempts
                                if item.status == GONE and item.due.endpoint_id is not None}):
         endpoint.disable(tx, endpoint_id, "the receiver answered 410 Gone")

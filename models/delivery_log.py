@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from models import breaker
 from models.database import Row, Statement, Transaction
 
 
@@ -39,7 +40,10 @@ class Delivery:
     attempts: tuple[LoggedAttempt, ...] = ()
 
 
-_FIELDS = ("id, event_id, event_type, subject, endpoint_id, url, state, attempt, due_at, last_status, "
+# What waits for its endpoint's breaker is tried when that half-opens, or later.
+_DUE_AT = ("coalesce(due_at, CASE WHEN state = 'pending' THEN (SELECT nullif(e.open_until, 0) "
+           "FROM webhook_endpoints e WHERE e.id = endpoint_id) END)")
+_FIELDS = (f"id, event_id, event_type, subject, endpoint_id, url, state, attempt, {_DUE_AT}, last_status, "
            "last_error, created_at, finished_at")
 _GET = Statement(f"SELECT {_FIELDS} FROM deliveries WHERE id = :id AND tenant = :tenant")
 _ATTEMPTS = Statement("SELECT delivery_id, attempt, at, status, latency_ms, error, response "
@@ -48,6 +52,7 @@ _AGAIN = Statement(
     "UPDATE deliveries SET state = 'pending', due_at = {now}, finished_at = NULL "
     "WHERE id = :id AND tenant = :tenant AND (endpoint_id IS NULL OR EXISTS ("
     "SELECT 1 FROM webhook_endpoints e WHERE e.id = deliveries.endpoint_id AND e.state = 'enabled'))")
+_ENDPOINT = Statement("SELECT endpoint_id FROM deliveries WHERE id = :id AND tenant = :tenant")
 _LISTINGS: dict[str, Statement] = {}
 
 
@@ -83,6 +88,12 @@ def listing(tx: Transaction, tenant: str, *, job: str | None = None, endpoint: s
 def redeliver(tx: Transaction, tenant: str, delivery_id: str) -> bool:
     """Send it now, whatever became of it; failing, what is left of its schedule applies.
 
+    An open breaker lets it through, as its next try.
     False: its endpoint is gone or disabled, or there is no such delivery.
     """
-    return tx.run(_AGAIN, id=delivery_id, tenant=tenant) == 1
+    if tx.run(_AGAIN, id=delivery_id, tenant=tenant) != 1:
+        return False
+    (endpoint_id,) = tx.one(_ENDPOINT, id=delivery_id, tenant=tenant) or (None,)
+    if endpoint_id is not None:
+        breaker.try_now(tx, endpoint_id)
+    return True

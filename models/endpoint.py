@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from models import ids, signing
+from models import breaker, ids, signing
+from models.breaker import Breaker
 from models.database import Row, Statement, Transaction
 from models.event import webhook_endpoints
 
 ENABLED, DISABLED = "enabled", "disabled"
 MAX_ENDPOINTS = 64  # a tenant: each event is sent to every one that asked for its type
-OLD_SECRET_MS = 24 * 3_600_000
+OLD_SECRET_S = 24 * 3_600
+MAX_OVERLAP_S = 7 * 86_400
+MAX_SECRETS = 5  # live at once: each adds a signature to the header of every attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,11 @@ class Endpoint:
     reason: str | None
     created_at: int
     updated_at: int
+    breaker: Breaker = field(default_factory=Breaker)
+
+    def live(self, now: int) -> tuple[Secret, ...]:
+        """The secrets that sign at `now` (ms, database clock), the current one first."""
+        return tuple(item for item in self.secrets if item.expires_at is None or item.expires_at > now)
 
     def wants(self, event_type: str) -> bool:
         return not self.event_types or event_type in self.event_types
@@ -46,7 +54,8 @@ def live_secrets(text: str, now: int) -> list[str]:
             if item["expires_at"] is None or item["expires_at"] > now]
 
 
-_FIELDS = "id, tenant, name, url, event_types, secrets, state, reason, created_at, updated_at"
+_FIELDS = ("id, tenant, name, url, event_types, secrets, state, reason, created_at, updated_at, "
+           "failures, failing_since, trips, open_until")
 _SELECT = f"SELECT {_FIELDS} FROM webhook_endpoints WHERE"
 _GET = Statement(f"{_SELECT} id = :id AND tenant = :tenant")
 _LOCK = Statement(f"{_SELECT} id = :id AND tenant = :tenant {{for_update}}")
@@ -69,17 +78,18 @@ _MOVE = Statement("UPDATE deliveries SET url = :url, origin = :origin "
 
 
 def _from_row(row: Row) -> Endpoint:
-    id_, tenant, name, url, event_types, secrets, state, reason, created_at, updated_at = row
+    id_, tenant, name, url, event_types, secrets, state, reason, created_at, updated_at, *counts = row
     return Endpoint(id_, tenant, name, url, tuple(json.loads(event_types)),
                     tuple(Secret(item["secret"], item["expires_at"]) for item in json.loads(secrets)),
-                    state, reason, created_at, updated_at)
+                    state, reason, created_at, updated_at, Breaker(*counts))
 
 
 def _secrets_json(secrets: Sequence[Secret]) -> str:
     return json.dumps([{"secret": item.secret, "expires_at": item.expires_at} for item in secrets])
 
 
-def _now(tx: Transaction) -> int:
+def clock(tx: Transaction) -> int:
+    """The database's, in ms since the epoch."""
     return int(tx.all(_CLOCK)[0][0])
 
 
@@ -110,7 +120,7 @@ def count(tx: Transaction, tenant: str) -> int:
 
 def add(tx: Transaction, *, tenant: str, name: str, url: str, event_types: Sequence[str]) -> Endpoint:
     """A new endpoint, enabled, with a secret of its own."""
-    now = _now(tx)
+    now = clock(tx)
     secrets = (Secret(signing.new_secret()),)
     made = Endpoint(
         ids.new(ids.ENDPOINT), tenant, name, url, tuple(event_types), secrets, ENABLED, None, now, now)
@@ -124,6 +134,7 @@ def update(tx: Transaction, endpoint: Endpoint, *, origin: str) -> None:
     """Store a changed endpoint.
 
     What is still to be sent goes to its new URL (of that `origin`), or is dropped if it is disabled now.
+    Its breaker isn't changed.
     """
     tx.run(_UPDATE, id=endpoint.id, tenant=endpoint.tenant, name=endpoint.name, url=endpoint.url,
            event_types=json.dumps(endpoint.event_types), secrets=_secrets_json(endpoint.secrets),
@@ -134,12 +145,21 @@ def update(tx: Transaction, endpoint: Endpoint, *, origin: str) -> None:
         tx.run(_MOVE, id=endpoint.id, url=endpoint.url, origin=origin)
 
 
-def rotated(tx: Transaction, endpoint: Endpoint, *, keep_old: bool) -> tuple[Secret, ...]:
-    """Its secrets with a new one in front; with `keep_old` the old ones go on signing for 24 hours."""
-    now = _now(tx)
-    kept = [Secret(item.secret, item.expires_at or now + OLD_SECRET_MS) for item in endpoint.secrets
-            if keep_old and (item.expires_at is None or item.expires_at > now)]
+def rotated(tx: Transaction, endpoint: Endpoint, *, overlap_s: float) -> tuple[Secret, ...]:
+    """Its secrets with a new one in front; the old ones go on signing for `overlap_s` seconds, not longer.
+
+    More than MAX_SECRETS is for the caller to refuse.
+    """
+    now = clock(tx)
+    end = now + int(overlap_s * 1000)
+    kept = [Secret(item.secret, min(item.expires_at or end, end)) for item in endpoint.live(now)
+            if overlap_s > 0]
     return (Secret(signing.new_secret()), *kept)
+
+
+def revive(tx: Transaction, endpoint_id: str) -> None:
+    """Its owner says that it works: failures are forgotten, and what waits is sent."""
+    breaker.close(tx, endpoint_id)
 
 
 def disable(tx: Transaction, endpoint_id: str, reason: str) -> None:

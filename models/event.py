@@ -40,8 +40,14 @@ webhook_endpoints = sa.Table(
     sa.Column("reason", Text),
     sa.Column("created_at", Time, nullable=False),
     sa.Column("updated_at", Time, nullable=False),
+    sa.Column("failures", sa.Integer, nullable=False, server_default="0"),  # in a row, up to now
+    sa.Column("failing_since", Time),  # the first of them
+    sa.Column("trips", sa.Integer, nullable=False, server_default="0"),  # pauses in a row: the next is longer
+    sa.Column("open_until", Time),  # nothing is sent until then; see breaker.py
     sa.CheckConstraint("state IN ('enabled','disabled')", name="state"),
     sa.Index("ix_webhook_endpoints_tenant", "tenant", "id"),
+    sa.Index("ix_webhook_endpoints_open", "open_until", sqlite_where=sa.text("open_until IS NOT NULL"),
+             postgresql_where=sa.text("open_until IS NOT NULL")),
 )
 
 deliveries = sa.Table(
@@ -56,7 +62,7 @@ deliveries = sa.Table(
     sa.Column("origin", Text, nullable=False),  # scheme://host:port: only a few sends to one at once
     sa.Column("state", Text, nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("due_at", Time),
+    sa.Column("due_at", Time),  # null while pending: it waits for its endpoint's breaker
     sa.Column("claimed_by", Text),  # incarnation that is sending it
     sa.Column("claimed_until", Time),
     sa.Column("last_status", sa.Integer),
@@ -69,6 +75,8 @@ deliveries = sa.Table(
              sqlite_where=sa.text("endpoint_id IS NULL"), postgresql_where=sa.text("endpoint_id IS NULL")),
     sa.Index("ix_deliveries_due", "due_at", sqlite_where=sa.text("state = 'pending'"),
              postgresql_where=sa.text("state = 'pending'")),
+    sa.Index("ix_deliveries_pending", "endpoint_id", "due_at", "id",
+             sqlite_where=sa.text("state = 'pending'"), postgresql_where=sa.text("state = 'pending'")),
     sa.Index("ix_deliveries_tenant", "tenant", "id"),
     sa.Index("ix_deliveries_subject", "subject"),
 )

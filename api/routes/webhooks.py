@@ -48,7 +48,7 @@ def add(service: "Service", request: Request, principal: Principal) -> Reply:
             raise InvalidRequest(detail, faults=(Fault("", "count", detail),))
         made = endpoint.add(tx, tenant=principal.tenant, name=body.name, url=body.url,
                             event_types=list(dict.fromkeys(body.event_types)))
-        return shapes.reply(wire.endpoint_of(made, secret=made.secrets[0].secret), 201,
+        return shapes.reply(wire.endpoint_of(made, made.created_at, secret=made.secrets[0].secret), 201,
                             {"Location": f"/v1/webhook_endpoints/{made.id}"})
 
     return idempotency.once(service.database, request, principal, create)
@@ -62,7 +62,8 @@ def every(service: "Service", request: Request, principal: Principal) -> Reply:
     wire.refuse(faults, None)
     with service.database.read() as tx:
         found = endpoint.listing(tx, principal.tenant, limit=limit + 1, after=after)
-    page = [wire.endpoint_of(each) for each in found[:limit]]
+        now = endpoint.clock(tx)
+    page = [wire.endpoint_of(each, now) for each in found[:limit]]
     return shapes.reply(wire.EndpointList(
         "list", page, page[0].id if page else None, page[-1].id if page else None, len(found) > limit))
 
@@ -71,13 +72,16 @@ def every(service: "Service", request: Request, principal: Principal) -> Reply:
              replies={200: wire.WebhookEndpoint, 404: None})
 def show(service: "Service", request: Request, principal: Principal) -> Reply:
     with service.database.read() as tx:
-        return shapes.reply(wire.endpoint_of(_found(tx, request, principal)))
+        return shapes.reply(wire.endpoint_of(_found(tx, request, principal), endpoint.clock(tx)))
 
 
 @table.route("POST", "/v1/webhook_endpoints/{id}", scope=SCOPE, summary="Change an endpoint",
              body=wire.EndpointChange, replies={200: wire.WebhookEndpoint, 404: None})
 def change(service: "Service", request: Request, principal: Principal) -> Reply:
-    """What is still to be sent goes to the new URL; disabling drops it."""
+    """What is still to be sent goes to the new URL; disabling drops it.
+
+    A new URL, or `state: enabled`, also ends a pause and forgets failures.
+    """
     body, faults, values = wire.decode(request.body or b"{}", wire.EndpointChange)
     url = body.url if body is not None else values.get("url")
     wire.refuse(faults, _url_fault(service, url) if isinstance(url, str) else None)
@@ -88,13 +92,15 @@ def change(service: "Service", request: Request, principal: Principal) -> Reply:
     if "state" in changes:
         changes["reason"] = "disabled by its owner" if changes["state"] == endpoint.DISABLED else None
 
-    def work(tx: Transaction) -> Endpoint:
+    def work(tx: Transaction) -> wire.WebhookEndpoint:
         found = _found(tx, request, principal, lock=True)
         changed = replace(found, **changes)
         endpoint.update(tx, changed, origin=addresses.origin_of(changed.url))
-        return _found(tx, request, principal)
+        if changed.url != found.url or changes.get("state") == endpoint.ENABLED:
+            endpoint.revive(tx, changed.id)
+        return wire.endpoint_of(_found(tx, request, principal), endpoint.clock(tx))
 
-    return shapes.reply(wire.endpoint_of(service.database.write(work)))
+    return shapes.reply(service.database.write(work))
 
 
 @table.route("DELETE", "/v1/webhook_endpoints/{id}", scope=SCOPE, summary="Delete an endpoint",
@@ -112,14 +118,18 @@ def remove(service: "Service", request: Request, principal: Principal) -> Reply:
              replies={200: wire.WebhookEndpoint, 404: None, 409: None}, idempotent=True)
 def rotate_secret(service: "Service", request: Request, principal: Principal) -> Reply:
     """The endpoint with its new secret, which is told this once."""
-    keep_old = wire.decoded(request.body, wire.Rotation).keep_old_secret_active_for_24_hours
+    overlap_s = wire.decoded(request.body, wire.Rotation).seconds
 
     def create(tx: Transaction) -> Reply:
         found = _found(tx, request, principal, lock=True)
-        changed = replace(found, secrets=endpoint.rotated(tx, found, keep_old=keep_old))
+        changed = replace(found, secrets=endpoint.rotated(tx, found, overlap_s=overlap_s))
+        if len(changed.secrets) > endpoint.MAX_SECRETS:
+            detail = (f"{endpoint.MAX_SECRETS} secrets sign now; wait until one expires, or rotate without"
+                      " keeping the old ones")
+            raise InvalidRequest(detail, faults=(Fault("", "count", detail),))
         endpoint.update(tx, changed, origin=addresses.origin_of(changed.url))
-        now = _found(tx, request, principal)
-        return shapes.reply(wire.endpoint_of(now, secret=now.secrets[0].secret))
+        made = _found(tx, request, principal)
+        return shapes.reply(wire.endpoint_of(made, endpoint.clock(tx), secret=made.secrets[0].secret))
 
     return idempotency.once(service.database, request, principal, create)
 

@@ -128,7 +128,7 @@ def test_after_the_last_attempt_a_delivery_has_failed(database, deliver, receive
 
 def test_the_next_attempt_waits_for_the_schedule_give_or_take_a_fifth(database, deliver, receiver):
     add_endpoint(database, receiver.on("/hook", 500))
-    deliver(schedule=[0.0, 1000.0, 0.0])
+    deliver(schedule=[0.0, 1000.0, 0.0], webhook_breaker_failures=100)
     finish(database, 20)
     waits = waiting.until(lambda: (found := log_of(database)) and len(found) == 20
                           and all(item.attempts for item in found) and found)
@@ -164,7 +164,7 @@ def test_during_rotation_both_secrets_sign(database, deliver, receiver):
     made = add_endpoint(database, receiver.on("/hook", 200))
 
     def rotate(tx):
-        secrets = endpoint.rotated(tx, made, keep_old=True)
+        secrets = endpoint.rotated(tx, made, overlap_s=60)
         endpoint.update(tx, dataclasses.replace(made, secrets=secrets), origin="http://x")
         return secrets
 

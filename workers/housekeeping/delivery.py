@@ -1,36 +1,36 @@
 """The delivery duty: fans events out and sends what is due, from the database alone.
 
-One leader fans out; any number of processes send. Each send has a thread of the pool, and one receiver gets
-only a few of them, so that those who hang don't hold up the others.
+One leader fans out; any number of processes send. Each send has a thread of the pool; `rooms` says who may
+have one, so that receivers that hang don't hold up the others.
 """
 
 import random
 import threading
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 
 import redis
 import structlog
 
-from models import addresses, contract, delivery, ids, signing
+from models import addresses, breaker, contract, delivery, ids, signing
 from models.database import Database, Transaction
-from models.delivery import Attempt, Due
+from models.delivery import Attempt, Due, Taken
 from models.errors import Unavailable
 from models.settings import Settings, redis_url
-from workers.housekeeping import fan_out, leader, listener, sender
+from workers.housekeeping import fan_out, leader, listener, rooms, sender
 from workers.housekeeping.sender import Answer, Sender
 
 log = structlog.get_logger("headrace.delivery")
 
 DUTY = "fan-out"
-THREADS = 16
-PER_ORIGIN = 4
 TICK_S = 0.5  # the net under lost wake-ups
 CLAIM_S = 60.0  # beyond what one send can take, name look-up included
 GRACE_S = 3.0  # for sends under way when the process is asked to stop
 JITTER = 0.2
+INTERNAL = "internal"  # first word of an error that is ours
+AT_ONCE = 64  # deliveries claimed in one transaction
+THROTTLES = (429, 503)  # with Retry-After, the rest of what is due to that endpoint waits too
 
 
 class Delivery:
@@ -46,11 +46,14 @@ class Delivery:
         self._written = threading.Event()  # events may have been written
         self._ended: SimpleQueue[tuple[Due, Answer]] = SimpleQueue()
         self._unrecorded: list[tuple[Due, Answer]] = []
-        self._active: Counter[str] = Counter()  # sends under way by origin
+        self._rooms = rooms.Rooms()
+        self._rules = breaker.Rules.of(settings)
         self._news = threading.Event()  # deliveries were made
         self._looked_at = 0.0
         self._barren: frozenset[str] | None = None  # nothing was due but to these receivers, all busy
+        self._cramped = False  # what was due may lack room: a send that ends makes some
         self._leader = leader.Leader(database, self._me, [DUTY], lease_s=settings.lease_s)
+        self._clock_s = 0.0  # the database's clock, less our monotonic one
 
     def run(self, stop: threading.Event) -> None:
         """Blocks until `stop` is set and what was under way has ended or has been given back."""
@@ -58,7 +61,7 @@ class Delivery:
         loops = {"listen": self._listen, "lead": self._leader.run, "fan-out": self._fan_out}
         helpers = [threading.Thread(target=loop, args=(halt,), name=f"webhook-{name}", daemon=True)
                    for name, loop in loops.items()]
-        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="webhook-send")
+        pool = ThreadPoolExecutor(rooms.THREADS, thread_name_prefix="webhook-send")
         with self._sender:
             for helper in helpers:
                 helper.start()
@@ -84,33 +87,42 @@ class Delivery:
 
     def _round(self, pool: ThreadPoolExecutor) -> bool:
         self._collect()
-        room = THREADS - self._active.total()
-        left = {origin: PER_ORIGIN - count for origin, count in self._active.items()}
-        busy = frozenset(origin for origin, free in left.items() if free <= 0)
-        looks = room > 0 and self._may_find(busy)
+        begun = self._rooms.booking(time.monotonic())
+        busy = frozenset(begun.busy())
+        looks = begun.room > 0 and self._may_find(busy)
+        stale = False
         if not self._unrecorded:
             if not looks:
                 return False
             with self._database.read() as tx:
-                if not delivery.any_due(tx, sorted(busy)):
+                stale = breaker.any_stale(tx)
+                if not stale and not delivery.any_due(tx, sorted(busy)):
                     self._barren = busy
                     return False
         attempts = [self._attempt(due, answer) for due, answer in self._unrecorded]
 
-        def work(tx: Transaction) -> list[Due]:
-            delivery.record(tx, attempts, sender=self._me)
+        def work(tx: Transaction) -> Taken:
+            delivery.record(tx, attempts, sender=self._me, rules=self._rules)
             if not looks:
-                return []
-            return delivery.claim(tx, sender=self._me, limit=room, room=left, per_origin=PER_ORIGIN,
-                                  lease_s=CLAIM_S)
+                return Taken()
+            if stale:
+                breaker.wake(tx)
+            booking = self._rooms.booking(time.monotonic())  # anew if the transaction is tried again
+            return delivery.claim(tx, sender=self._me, limit=min(AT_ONCE, booking.room), busy=sorted(busy),
+                                  admits=booking.admits, lease_s=CLAIM_S)
 
         # Not durable: a power cut costs a second delivery under the same id, which receivers drop.
         claimed = self._database.write(work, durable=False)
         self._unrecorded.clear()
-        for due in claimed:
-            self._active[due.origin] += 1
+        for due in claimed.due:
+            # Receivers refuse a signature that is minutes off, so it isn't timed by this host's own clock.
+            self._clock_s = due.claimed_at / 1000 - time.monotonic()
+            self._rooms.begin(due.id, due.receiver, time.monotonic())
             pool.submit(self._send, due)
-        return bool(claimed)
+        if looks and not claimed.due and not claimed.held:
+            self._barren = busy
+            self._cramped = True
+        return bool(claimed.due) or claimed.held > 0
 
     def _may_find(self, busy: frozenset[str]) -> bool:
         """Whether a look at what is due may find anything.
@@ -131,17 +143,18 @@ class Delivery:
             except Empty:
                 return
             self._unrecorded.append((due, answer))
-            self._active[due.origin] -= 1
-            if not self._active[due.origin]:
-                del self._active[due.origin]
+            self._rooms.end(due.id, time.monotonic(), ok=answer.error is None)
+            if self._cramped:
+                self._cramped, self._barren = False, None
 
     def _send(self, due: Due) -> None:
         try:
-            headers = signing.headers(due.secrets, due.event_id, int(time.time()), due.body)
+            now_s = int(time.monotonic() + self._clock_s)
+            headers = signing.headers(due.secrets, due.event_id, now_s, due.body)
             answer = self._sender.send(due.url, headers, due.body)
         except Exception as error:
             log.exception("delivery_broke", delivery=due.id)
-            answer = Answer(error=f"internal: {type(error).__name__}")
+            answer = Answer(error=f"{INTERNAL}: {type(error).__name__}")
         self._ended.put((due, answer))
         self._due.set()
 
@@ -155,13 +168,16 @@ class Delivery:
         if answer.error is not None:
             log.info("delivery_failed", delivery=due.id, event_id=due.event_id, attempt=made,
                      error=answer.error, next_s=None if delay_s is None else round(delay_s, 1))
-        return Attempt(due, answer.status, answer.error, answer.latency_ms, answer.response, delay_s)
+        return Attempt(
+            due, answer.status, answer.error, answer.latency_ms, answer.response, delay_s,
+            throttle_s=answer.retry_after_s or None if answer.status in THROTTLES else None,
+            blame=answer.error is None or not answer.error.startswith(INTERNAL))
 
     def _finish(self, pool: ThreadPoolExecutor) -> None:
         """Let sends end for a moment, break off the rest, and leave nothing claimed."""
         until = time.monotonic() + GRACE_S
         self._collect()
-        while self._active and time.monotonic() < until:
+        while self._rooms and time.monotonic() < until:
             self._due.wait(until - time.monotonic())
             self._due.clear()
             self._collect()
@@ -173,7 +189,7 @@ class Delivery:
         attempts = [self._attempt(due, answer) for due, answer in self._unrecorded if due.id not in broken]
 
         def work(tx: Transaction) -> None:
-            delivery.record(tx, attempts, sender=self._me)
+            delivery.record(tx, attempts, sender=self._me, rules=self._rules)
             if broken:
                 delivery.give_back(tx, broken, sender=self._me)
 
