@@ -203,10 +203,10 @@ class Publisher:
         classes = sorted({offer.hardware for offer in offers})
 
         def work(tx: Transaction) -> None:
+            claim.unmark(tx, ids)  # jobs before lanes, as the feeder locks them
             for hardware in classes:
                 if feed.is_open(tx, hardware, INTERACTIVE, to_close=True):
                     feed.close(tx, hardware, INTERACTIVE)
-            claim.unmark(tx, ids)
 
         try:
             self._database.write(work, durable=False)

@@ -18,6 +18,7 @@ MAX_ENTRIES = 256  # a message costs about 1.1 ms to consume, with 1 id or many;
 
 DONE_CHANNEL = "headrace.done.v1"  # job ids that became terminal, separated by spaces
 FEED_CHANNEL = "headrace.feed.v1"  # hardware class whose lane has rows without a ticket
+RETURN_CHANNEL = "headrace.return.v1"  # class and lowest id of jobs that wait again, behind others perhaps
 DELIVER_CHANNEL = "headrace.deliver.v1"  # "events were written"
 
 DEFAULT_PRIORITY = 5
@@ -92,6 +93,17 @@ def encode_done(ids: Iterable[str]) -> bytes:
 
 def decode_done(message: bytes) -> list[str]:
     return message.decode().split()
+
+
+def encode_return(hardware: str, ids: Iterable[str] = ()) -> bytes:
+    """`ids`: the jobs that came back; none where it isn't known which."""
+    return f"{hardware} {min(ids, default='')}".encode()
+
+
+def decode_return(message: bytes) -> tuple[str, str]:
+    """The class, and the lowest id; "" where it isn't known."""
+    hardware, _, lowest = message.decode().partition(" ")
+    return hardware, lowest
 
 
 def celery_settings(broker_url: str, visibility_timeout_s: int = 600) -> dict[str, Any]:

@@ -5,7 +5,7 @@ closes it with the first row it leaves behind, only the feeder opens it again.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import sqlalchemy as sa
@@ -43,11 +43,15 @@ rates = sa.Table(
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A waiting job as the feeder sees it."""
+    """A waiting job as the feeder sees it. A suspect runs by itself, or in the `company` it may come back in.
+
+    `company`: see `companies`.
+    """
 
     entry: Entry
     network: str
     suspect: bool
+    company: tuple[str, int] | None = None
 
 
 _OPEN = Statement("SELECT open FROM lanes WHERE hardware = :hardware AND lane = :lane {for_share}")
@@ -154,7 +158,12 @@ def pick(tx: Transaction, hardware: str, *, limit: int,
     entries of the index aren't walked again.
     """
     cursors = {f"after{priority}": after.get(priority, "") for priority in PRIORITIES}
-    return [_row(row) for row in tx.all(_PICK, hardware=hardware, limit=limit, **cursors)]
+    picked = [_row(row) for row in tx.all(_PICK, hardware=hardware, limit=limit, **cursors)]
+    suspects = [job.entry.id for job in picked if job.suspect]
+    if not suspects:
+        return picked
+    found = companies(tx, suspects)
+    return [replace(job, company=found.get(job.entry.id)) for job in picked]
 
 
 def companies(tx: Transaction, suspects: Sequence[str]) -> dict[str, tuple[str, int]]:

@@ -79,7 +79,7 @@ class Executor:
             except Unavailable as error:
                 _log.warning("marks_not_cleared", jobs=len(ids), error=str(error))
             teller = Teller(self._broker)
-            teller.waiting(self._hardware)
+            teller.waiting(self._hardware, ids)
             teller.close()
         self._dismiss(pending)
 
@@ -105,7 +105,7 @@ class Executor:
         if failed:
             teller.settled(failed, events=len(failed))
         elif ids:
-            teller.waiting(self._hardware)
+            teller.waiting(self._hardware, ids)
         teller.close()
 
     def _work(self) -> None:
@@ -155,6 +155,7 @@ class Executor:
 
         def write(tx: Transaction) -> list[Claimed]:
             if doubtful:
+                claim.lock(tx, [*doubtful, *ids])
                 claim.give_back(tx, doubtful, incarnation=self._incarnation)
             return claim.claim(tx, ids, incarnation=self._incarnation, hardware=self._hardware, begun=begun,
                                alone=batch.alone)
@@ -239,7 +240,7 @@ class Executor:
         # All of them, since after a lost answer to a commit nobody knows which ones it was.
         teller.settled([each.id for each in running.outcomes], events=settled.events)
         if give_back:
-            teller.waiting(self._hardware)
+            teller.waiting(self._hardware, give_back)
         self._strike(running)
         self._intake.settled(_counts(running.batch.pending))
 

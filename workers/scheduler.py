@@ -1,7 +1,8 @@
 """Which buffered jobs run next (pure: no clock, no I/O, no threads).
 
 Work-conserving: whoever asks gets the most urgent work there is now; batches fill by themselves while the
-device is busy. One network a batch; its limit is work as well as a count; suspects run alone.
+device is busy. One network a batch; its limit is work as well as a count; suspects run with none but those of
+their ticket.
 """
 
 import math
@@ -147,7 +148,7 @@ class Scheduler:
         What waits for its engine counts as one batch, so that it doesn't keep others out; what was `refused`
         as nothing.
         """
-        total, loading, wanted = float(len(self._alone)), 0.0, 2.0
+        total, loading, wanted = float(len({id(each.source) for each in self._alone})), 0.0, 2.0
         for name, queue in self._queues.items():
             if not queue.waiting:
                 continue
@@ -175,11 +176,13 @@ class Scheduler:
             if best.alone:
                 if only_full:
                     return None  # it waits until nothing else is claimed, and nothing overtakes it
-                self._alone.remove(best)
-                if _expired(best, now_ms):
-                    self.expired.append(best)
+                company = self._company(best, profile_of)
+                late = [each for each in company if _expired(each, now_ms)]
+                self.expired += late
+                company = [each for each in company if each not in late]
+                if not company:
                     continue
-                return Batch(best.network, [best], alone=True)
+                return Batch(best.network, company, alone=True)
             queue, profile = self._queues[best.network], profile_of(best.network)
             if profile is None:
                 continue  # unloaded since `_best` looked
@@ -198,6 +201,18 @@ class Scheduler:
             chosen = _choose(queue, profile)
             queue.remove(chosen)
             return Batch(best.network, chosen)
+
+    def _company(self, best: Pending, profile_of: Profiles) -> list[Pending]:
+        """Remove a suspect and those of its ticket that fit into one batch with it: mostly it comes alone."""
+        found = [each for each in self._alone
+                 if each.source is best.source and each.network == best.network]
+        profile = profile_of(best.network)
+        count = 1 if profile is None else batching.prefix(
+            [each.entry.work for each in found], max_items=profile.max_items, max_work=profile.max_work)
+        chosen = found[:max(1, count)]
+        gone = set(map(id, chosen))
+        self._alone = [each for each in self._alone if id(each) not in gone]
+        return chosen
 
     def _best(self, profile_of: Profiles, but: Iterable[str] = ()) -> Pending | None:
         return min(self._heads(profile_of, but), key=lambda each: each.order, default=None)

@@ -32,9 +32,9 @@ class Teller:
             messages.append(("PUBLISH", contract.DELIVER_CHANNEL, b""))
         self._send(messages)
 
-    def waiting(self, hardware: str) -> None:
-        """Rows of this class wait without a ticket: wake the feeder."""
-        self._send([("PUBLISH", contract.FEED_CHANNEL, hardware.encode())])
+    def waiting(self, hardware: str, ids: Sequence[str]) -> None:
+        """These jobs of a class wait again, without a ticket: wake the feeder."""
+        self._send([("PUBLISH", contract.RETURN_CHANNEL, contract.encode_return(hardware, ids))])
 
     def _send(self, messages: Sequence[tuple[str, str, bytes]]) -> None:
         if time.monotonic() < self._quiet_until_s:

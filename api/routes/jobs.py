@@ -209,7 +209,7 @@ def retry(service: "Service", request: Request, principal: Principal) -> Reply:
         raise NotFound(f"there is no job {job_id}")
     if before != job.FAILED:
         raise InvalidRequest(f"only a failed job can be run once more; this one is {before}: submit it anew")
-    service.publisher.announce(contract.FEED_CHANNEL, found.hardware.encode())
+    service.publisher.announce(contract.RETURN_CHANNEL, contract.encode_return(found.hardware, [job_id]))
     reply = _shown(service, found)
     reply.status = 202
     reply.headers["Location"] = "/v1/jobs/" + job_id

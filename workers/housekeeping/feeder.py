@@ -25,6 +25,7 @@ log = structlog.get_logger("headrace.housekeeping")
 TICK_S = 0.25  # a net only: messages wake the feeder
 MAX_ROWS = 2048  # picked in one transaction: 10 to 20 ms on SQLite, whose other writers wait meanwhile
 LOST_AFTER_S = 2.0  # a marked job of an idle class whose ticket nobody has: it was lost
+UNDER_WAY_S = 1.0  # from a commit with marks until its tickets are in the broker: else they are lost
 LATE_S = 5.0  # between the making of an id and its commit: cursors stay that far behind the clock
 DUTY_SHARE = 0.05  # of the time, for walks that may be long: full scans, searches for lost tickets
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.25, 2.0
@@ -43,6 +44,13 @@ class _Lane:
     search_due_at: float = 0.0
     idle_beats: dict[str, int] | None = None  # the workers' beats when the class was first seen idle
 
+    def came_back(self, lowest: str) -> None:
+        """Search again from this id on; from the beginning if it is ""."""
+        below = lowest[:-1]  # of a string, each beginning sorts before it
+        self.cursors = {priority: min(cursor, below) for priority, cursor in self.cursors.items()
+                        if below}
+        self.open = False
+
 
 class Feeder:
     """One round feeds every class. Not thread-safe but for `wake`."""
@@ -55,6 +63,7 @@ class Feeder:
         self._refreshed_at = float("-inf")
         self._woken = threading.Event()
         self._news: deque[str] = deque()  # classes with rows left behind, as messages say
+        self._returned: deque[tuple[str, str]] = deque()  # and the lowest id of jobs that came back
         self._backoff_s = 0.0
 
     def wake(self, hardware: str | None = None) -> None:
@@ -63,6 +72,11 @@ class Feeder:
             self._news.append(hardware)
         elif all(lane.open for lane in list(self._lanes.values())):
             return  # nothing waits for the room
+        self._woken.set()
+
+    def returned(self, hardware: str, lowest: str) -> None:
+        """Jobs from this id on wait again without a ticket, perhaps below where the last search began."""
+        self._returned.append((hardware, lowest))
         self._woken.set()
 
     def run(self, stop: threading.Event, leads: Callable[[], bool]) -> None:
@@ -87,13 +101,18 @@ class Feeder:
         Raises Unavailable and redis.RedisError; nothing is left marked whose ticket wasn't sent.
         """
         news = {self._news.popleft() for _ in range(len(self._news))}
-        if time.monotonic() - self._refreshed_at >= TICK_S or not news <= self._lanes.keys():
+        returned = [self._returned.popleft() for _ in range(len(self._returned))]
+        told = news | {hardware for hardware, _ in returned}
+        if time.monotonic() - self._refreshed_at >= TICK_S or not told <= self._lanes.keys():
             self._refresh()
         for hardware in news & self._lanes.keys():
             lane = self._lanes[hardware]
             if lane.open:  # not a new arrival behind others, so perhaps an old job that came back
                 lane.cursors.clear()
             lane.open = False
+        for hardware, lowest in returned:
+            if hardware in self._lanes:
+                self._lanes[hardware].came_back(lowest)
         return sum(self._feed(hardware, lane) for hardware, lane in self._lanes.items())
 
     def _refresh(self) -> None:
@@ -123,6 +142,8 @@ class Feeder:
                 return 0
         total = 0
         length = self._length(queue)
+        if not length and not lane.workers and self._under_way(hardware):
+            return 0  # the API's last ticket before it closed the lane: with nobody to take it, one is enough
         while (room := lane.window.room(length, len(lane.workers))) > 0:
             packed, short = self._mark(hardware, lane, room)
             if packed:
@@ -137,6 +158,10 @@ class Feeder:
                     self._search(hardware, lane, queue)
                 break
         return total
+
+    def _under_way(self, hardware: str) -> bool:
+        with self._database.read() as tx:
+            return feed.under_way(tx, hardware, UNDER_WAY_S)
 
     def _length(self, queue: str) -> int:
         return int(self._client.llen(queue))

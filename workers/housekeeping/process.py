@@ -110,6 +110,7 @@ def run_housekeeping(settings: Settings) -> int:
     heap.settle()
     calls: dict[str, Callable[[bytes], None]] = {
         contract.FEED_CHANNEL: lambda message: feeder.wake(message.decode()),
+        contract.RETURN_CHANNEL: lambda message: feeder.returned(*contract.decode_return(message)),
         contract.DONE_CHANNEL: lambda _: feeder.wake(),
     }
     duties: dict[str, Callable[[], None]] = {

@@ -121,7 +121,7 @@ class Sweeper:
                             pid=each.pid)
                 self._tell(parked)
                 if each.hardware is not None:
-                    self._publish(contract.FEED_CHANNEL, each.hardware.encode())
+                    self._publish(contract.RETURN_CHANNEL, contract.encode_return(each.hardware))
         return ended
 
     def _end(self, each: Incarnation) -> Callable[[Transaction], list[str] | None]:

@@ -64,23 +64,26 @@ class Packed:
 def pack(waiting: Sequence[Waiting], limit_of: Callable[[str], Limit], room: float) -> list[Packed]:
     """Tickets for these jobs in order, until `room` batches are used; at least one if any job waits.
 
-    A ticket holds one network, at most MAX_ENTRIES jobs and at most one learned batch; a suspect goes alone.
+    A ticket holds one network, at most MAX_ENTRIES jobs and at most one learned batch; a suspect goes alone,
+    or with those of its company.
     """
     packed: list[list[Waiting]] = []
     shares: list[float] = []
-    current: dict[str, int] = {}  # network to the ticket that still takes its jobs
+    # Network, and whose suspects, to the ticket that still takes such jobs.
+    current: dict[tuple[str, str | None], int] = {}
     used = 0.0
     for job in waiting:
-        share = 1.0 if job.suspect else limit_of(job.network).share(job.entry.work)
-        place = None if job.suspect else current.get(job.network)
-        if place is None or len(packed[place]) >= MAX_ENTRIES or shares[place] + share > FULL:
+        whose, size = job.company or (None, 1 if job.suspect else MAX_ENTRIES)
+        share = limit_of(job.network).share(job.entry.work) if size > 1 else 1.0
+        place = current.get((job.network, whose)) if size > 1 else None
+        if place is None or len(packed[place]) >= min(size, MAX_ENTRIES) or shares[place] + share > FULL:
             if packed and used + share > room + SLIVER:
                 break
             place = len(packed)
             packed.append([])
             shares.append(0.0)
-            if not job.suspect:
-                current[job.network] = place
+            if size > 1:
+                current[job.network, whose] = place
         packed[place].append(job)
         shares[place] += share
         used += share
