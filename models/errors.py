@@ -156,6 +156,12 @@ class ResultNotReady(HeadraceError):
     retryable = True
 
 
+class ResultExpired(HeadraceError):
+    """The result was removed at the end of its retention."""
+
+    code = "result_expired"
+
+
 class Unavailable(HeadraceError):
     """The database is out of reach; try again shortly."""
 
@@ -171,6 +177,12 @@ class SettingsInvalid(HeadraceError):
     """The settings cannot be used."""
 
     code = "settings_invalid"
+
+
+class SchemaUnfit(HeadraceError):
+    """The database's schema does not fit this version."""
+
+    code = "schema_unfit"
 
 
 class NetworkRejected(HeadraceError):

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from models import event
 from models.database import Row, Statement, Transaction
+from models.errors import ResultExpired
 from models.schema import Bytes, Flag, Text, Time, metadata
 
 QUEUED, RUNNING, SUCCEEDED, FAILED, CANCELED, EXPIRED = (
@@ -153,6 +154,8 @@ TICKET_S = 30.0  # how long a ticket is believed in; a lost one is noticed soone
 _COLUMNS = ("j.id, j.tenant, j.network, j.hardware, j.state, j.attempt, j.crashes, j.priority, j.work, "
             "j.created_at, j.started_at, j.finished_at, j.deadline_at, j.variant, j.run_ms, j.batch_size, "
             "j.error_code, j.error_message, j.metadata, j.webhook")
+# What succeeded has a result until its retention ends (`models/retention.py`).
+_REMOVED = "j.state = 'succeeded' AND r.job_id IS NULL"
 
 
 _NEW = ("id", "tenant", "network", "hardware", "state", "waiting", "suspect", "begun", "priority", "work",
@@ -176,10 +179,10 @@ def accept(tx: Transaction, new: Sequence[NewJob], now: int, *, ticketed: Contai
 
 
 _GET = Statement(
-    f"SELECT {_COLUMNS}, r.body, r.blob, r.removed FROM jobs j LEFT JOIN results r ON r.job_id = j.id "
+    f"SELECT {_COLUMNS}, r.body, r.blob, {_REMOVED} FROM jobs j LEFT JOIN results r ON r.job_id = j.id "
     "WHERE j.id = :id AND j.tenant = :tenant")
 _SEVERAL = Statement(
-    f"SELECT {_COLUMNS}, CASE WHEN length(r.body) <= :limit THEN r.body END, r.blob, r.removed "
+    f"SELECT {_COLUMNS}, CASE WHEN length(r.body) <= :limit THEN r.body END, r.blob, {_REMOVED} "
     "FROM jobs j LEFT JOIN results r ON r.job_id = j.id WHERE j.id {in ids}")
 _STATES = Statement("SELECT id, state FROM jobs WHERE id {in ids}")
 
@@ -238,7 +241,7 @@ _RETRY = Statement(
     "crashes_alone = 0, incarnation = NULL, ticketed_until = NULL, started_at = NULL, finished_at = NULL, "
     "run_ms = NULL, batch_size = NULL, error_code = NULL, error_message = NULL, "
     "deadline_at = CASE WHEN deadline_at <= {now} THEN NULL ELSE deadline_at END "
-    "WHERE id = :id AND state = 'failed'")
+    "WHERE id = :id AND state = 'failed' AND EXISTS (SELECT 1 FROM inputs i WHERE i.job_id = jobs.id)")
 
 
 def cancel(tx: Transaction, tenant: str, job_id: str) -> str | None:
@@ -253,12 +256,15 @@ def cancel(tx: Transaction, tenant: str, job_id: str) -> str | None:
 
 
 def retry(tx: Transaction, tenant: str, job_id: str) -> str | None:
-    """Queue a failed job once more with `crashes` at 0. The state before, or None if there is no such job."""
+    """Queue a failed job once more with `crashes` at 0. The state before, or None if there is no such job.
+
+    Raises ResultExpired when its input was removed at the end of its retention.
+    """
     row = tx.one(_LOCK, id=job_id, tenant=tenant)
     if row is None:
         return None
-    if row[0] == FAILED:
-        tx.run(_RETRY, id=job_id)
+    if row[0] == FAILED and tx.run(_RETRY, id=job_id) == 0:
+        raise ResultExpired("the job's input was removed at the end of its retention: submit it anew")
     return str(row[0])
 
 

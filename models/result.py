@@ -10,7 +10,7 @@ results = sa.Table(
     sa.Column("attempt", sa.Integer, nullable=False),  # the attempt that held the lease
     sa.Column("body", Bytes),  # JSON
     sa.Column("blob", Text),
-    sa.Column("removed", Flag, nullable=False),  # past its retention: the job remembers that it had one
+    sa.Column("removed", Flag, nullable=False),  # of no use since 0.2, whose retention deletes the row
     sa.Column("created_at", Time, nullable=False),
     sa.Index("ix_results_blob", "blob", sqlite_where=sa.text("blob IS NOT NULL"),
              postgresql_where=sa.text("blob IS NOT NULL")),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from models import blobs, claim, contract, feed, ids, incarnation, job
+from models import claim, contract, feed, ids, incarnation, job
 from models import database as databases_of
 from models.contract import INTERACTIVE
 from models.database import Database, Statement
@@ -21,11 +21,7 @@ from workers.housekeeping.leader import Leader
 from workers.housekeeping.sweeper import Sweeper, Watch, gap_s
 
 _LEADER = Statement("SELECT incarnation FROM leases WHERE duty = 'sweep'")
-_KEY = Statement("INSERT INTO idempotency_keys (tenant, path, key, fingerprint, status, body, headers, created_at) "
-                 "VALUES ('t', 'p', :key, '', 202, :body, '{}', :at)")
-_KEYS = Statement("SELECT key FROM idempotency_keys")
 _END_LONG_AGO = Statement("UPDATE incarnations SET ended_at = 1 WHERE id = :id")
-_IDS = Statement("SELECT id FROM incarnations")
 
 
 @pytest.fixture
@@ -120,22 +116,6 @@ def test_what_a_worker_claimed_while_it_was_declared_lost_is_released(database, 
     with database.read() as tx:
         (found,) = feed.pick(tx, "cpu", limit=5)
     assert (found.entry.id, found.suspect) == (wanted, True)
-
-
-def test_leftovers_are_cleared(database, sweeper, settings) -> None:
-    now = database.now()
-    for key, at in (("old", now - 86_500_000), ("new", now)):
-        database.write(lambda tx, key=key, at=at: tx.run(_KEY, key=key, at=at, body=b""))
-    gone, here = rows.worker(database), rows.worker(database)
-    database.write(lambda tx: tx.run(_END_LONG_AGO, id=gone))
-    store = blobs.Blobs(settings.blobs)
-    orphan = store.put(b"nobody refers to me")
-    os.utime(store.path(orphan), (1.0, 1.0))
-    sweeper.clear()
-    with database.read() as tx:
-        assert tx.all(_KEYS) == [("new",)]
-        assert tx.all(_IDS) == [(here,)]
-    assert not store.exists(orphan)
 
 
 def _fields(settings: Settings) -> dict[str, object]:

@@ -25,12 +25,13 @@ from workers.housekeeping.counting import Counting
 from workers.housekeeping.delivery import Delivery
 from workers.housekeeping.feeder import Feeder
 from workers.housekeeping.leader import Leader
+from workers.housekeeping.retention import Retention
 from workers.housekeeping.sweeper import Sweeper
 
 log = structlog.get_logger("headrace.housekeeping")
 
-FEED, SWEEP = "feed", "sweep"
-DUTIES = (FEED, SWEEP)
+FEED, SWEEP, RETAIN = "feed", "sweep", "retain"
+DUTIES = (FEED, SWEEP, RETAIN)
 BROKER_TIMEOUT_S = 0.5  # a frozen broker must not hold up the sweep
 LISTEN_TIMEOUT_S = 5.0
 STOP_S = 10.0  # what duties get to end their turn
@@ -107,6 +108,7 @@ def run_housekeeping(settings: Settings) -> int:
     sweeper = Sweeper(settings, connected, client)
     counting = Counting(connected, life.poke)
     delivery = Delivery(settings, connected, life.id)
+    retention = Retention(settings, connected)
     heap.settle()
     calls: dict[str, Callable[[bytes], None]] = {
         contract.FEED_CHANNEL: lambda message: feeder.wake(message.decode()),
@@ -119,6 +121,7 @@ def run_housekeeping(settings: Settings) -> int:
         "listen": lambda: listener.listen(ear, calls, stop),
         FEED: lambda: feeder.run(stop, lambda: leader.leads(FEED)),
         SWEEP: lambda: sweeper.run(stop, lambda: leader.leads(SWEEP)),
+        RETAIN: lambda: retention.run(stop, lambda: leader.leads(RETAIN)),
         "count": lambda: counting.run(stop, lambda: leader.leads(SWEEP)),
         "deliver": lambda: delivery.run(stop),
     }

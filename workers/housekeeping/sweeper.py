@@ -1,4 +1,4 @@
-"""The sweep: ends what has run out (deadlines, leases), clears away what nobody needs."""
+"""The sweep: ends what has run out (deadlines, leases)."""
 
 import threading
 import time
@@ -7,19 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 import redis
 import structlog
 
-from models import blobs, claim, contract, idempotency, incarnation, job, network
+from models import claim, contract, incarnation, job, network
 from models.database import Database, Transaction
-from models.errors import HeadraceError, Unavailable
+from models.errors import Unavailable
 from models.incarnation import Incarnation
 from models.settings import Settings
 
 log = structlog.get_logger("headrace.housekeeping")
 
 EXPIRE_BATCH = 500  # one short transaction each
-CLEAR_EVERY_S = 300.0  # blobs without a row, old idempotency keys, ended incarnations
-BLOB_AGE_S = 3600.0
-CLEAR_BATCH = 1000
-ENDED_S = 86_400.0
 
 
 class Watch:
@@ -72,7 +68,6 @@ class Sweeper:
         self._database = database
         self._client = client
         self._watch = Watch(settings.lease_s, gap_s(settings.lease_s, settings.sweep_s))
-        self._clear_due_at = time.monotonic() + min(CLEAR_EVERY_S, 10 * settings.sweep_s)
 
     def run(self, stop: threading.Event, leads: Callable[[], bool]) -> None:
         """Sweep until `stop`, while `leads()`."""
@@ -92,10 +87,6 @@ class Sweeper:
         self.end_lost()
         self.release_abandoned()
         self.retire()
-        now = time.monotonic()
-        if now >= self._clear_due_at:
-            self._clear_due_at = now + CLEAR_EVERY_S
-            self.clear()
 
     def expire(self) -> int:
         """End every live job whose deadline has passed; how many."""
@@ -149,20 +140,6 @@ class Sweeper:
         retired = self._database.write(network.retire_withdrawn)
         if retired:
             log.info("networks_retired", networks=retired)
-
-    def clear(self) -> None:
-        """Delete what nobody needs any more."""
-        keys = 0
-        while more := self._database.write(lambda tx: idempotency.forget(tx, CLEAR_BATCH), durable=False):
-            keys += more
-        lives = self._database.write(lambda tx: incarnation.forget(tx, ENDED_S), durable=False)
-        try:
-            files = blobs.collect(self._database, blobs.Blobs(self._settings.blobs), BLOB_AGE_S)
-        except (OSError, HeadraceError) as error:
-            files = 0
-            log.warning("collection_failed", detail=str(error))
-        if keys or lives or files:
-            log.info("leftovers_cleared", idempotency_keys=keys, incarnations=lives, blobs=files)
 
     def _tell(self, ids: Sequence[str]) -> None:
         if ids:
