@@ -45,7 +45,8 @@ class Rig:
     """
 
     def __init__(self, database: Database, folder: Path, broker: str, *, batching: dict[str, Any] | None = None,
-                 max_inline_bytes: int = 1 << 18, opens: Any = None, **engine: Any) -> None:
+                 max_inline_bytes: int = 1 << 18, opens: Any = None,
+                 hardware: Sequence[str] = ("cpu",), **engine: Any) -> None:
         self.database = database
         self.blobs = Blobs(folder / "blobs")
         self.engines: list[NullEngine] = []
@@ -53,6 +54,7 @@ class Rig:
         self._opens = opens
         self._engine = engine
         parsed = manifest.parse(b"name: net\nversion: '1'\ntask: tensor\nartifact: model.onnx\n")
+        parsed["hardware"] = list(hardware)
         parsed["batching"] = parsed["batching"] | (batching or {})
         blob = self.blobs.put(b"not read")
         database.write(lambda tx: network.add(

@@ -93,7 +93,7 @@ class Executor:
         pending = self._buffer.remove(network)
         ids = list(dict.fromkeys(each.entry.id for each in pending))
         try:
-            failed = refusal.release(
+            released = refusal.release(
                 self._database, ids, network, count=refused.count, reason=refused.reason,
                 incarnation=self._incarnation, hardware=self._hardware)
         except Unavailable as error:
@@ -102,10 +102,10 @@ class Executor:
             return
         self._dismiss(pending)
         teller = Teller(self._broker)
-        if failed:
-            teller.settled(failed, events=len(failed))
-        elif ids:
-            teller.waiting(self._hardware, ids)
+        if released.failed:
+            teller.settled(released.failed, events=len(released.failed))
+        for hardware, jobs in released.waiting.items():
+            teller.waiting(hardware, jobs)
         teller.close()
 
     def _work(self) -> None:

@@ -1,13 +1,15 @@
-"""Jobs of a network that this worker can't load: given back, or failed once no worker can."""
+"""Jobs of a network that this worker can't load: given back, moved to a class that may, or failed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import structlog
 
-from models import claim
+from models import claim, network, placement
 from models import incarnation as incarnations
 from models.claim import Outcome
 from models.database import Database, Transaction
+from models.incarnation import Incarnation
 from models.job import FAILED
 
 ENGINE_UNAVAILABLE = "engine_unavailable"
@@ -16,31 +18,50 @@ PATIENCE = 3  # refusals by this worker before it may be final
 _log = structlog.get_logger("headrace.worker")
 
 
-def everyone_refuses(tx: Transaction, network: str, *, incarnation: str, hardware: str) -> bool:
-    """Whether every other live worker of this class has reported the network as refused."""
-    return all(network in each.holding.get("refused", ()) for each in incarnations.live(tx)
-               if each.kind == incarnations.WORKER and each.hardware == hardware and each.id != incarnation)
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What became of the jobs: those that `failed`; class to those that wait there."""
+
+    failed: Sequence[str]
+    waiting: Mapping[str, Sequence[str]]
 
 
-def release(database: Database, ids: Sequence[str], network: str, *, count: int, reason: str,
-            incarnation: str, hardware: str) -> Sequence[str]:
-    """Let others take these unclaimed jobs, or fail them: the ids of those that failed.
+def _willing(live: Sequence[Incarnation], reference: str) -> set[str]:
+    """Classes with a live worker that hasn't reported the network as refused."""
+    return {each.hardware for each in live if each.kind == incarnations.WORKER and each.hardware is not None
+            and reference not in each.holding.get("refused", ())}
+
+
+def release(database: Database, ids: Sequence[str], reference: str, *, count: int, reason: str,
+            incarnation: str, hardware: str) -> Released:
+    """Let others take these unclaimed jobs; fail those that no live worker of an allowed class can take.
 
     `count`: how often this worker has refused the network. Raises Unavailable.
     """
-    def fail(tx: Transaction) -> Sequence[str]:
+    def give_up(tx: Transaction) -> Released:
+        live = [each for each in incarnations.live(tx) if each.id != incarnation]
+        willing = _willing(live, reference)
+        if hardware in willing:
+            return give_back(tx)
+        name, _, version = reference.partition("@")
+        served = network.get(tx, name, version)
+        others = [] if served is None else [each for each in served.hardware if each in willing]
+        moved = placement.move(tx, ids, others)
+        left = [each for each in ids if not any(each in jobs for jobs in moved.values())]
         # Nothing is run, so suspects may be claimed beside others.
-        claimed = claim.claim(tx, ids, incarnation=incarnation, hardware=hardware, begun=False, alone=True)
+        claimed = claim.claim(tx, left, incarnation=incarnation, hardware=hardware, begun=False, alone=True)
+        classes = ", ".join(repr(each) for each in served.hardware) if served else repr(hardware)
         outcomes = [Outcome(job.id, job.attempt, FAILED, error_code=ENGINE_UNAVAILABLE,
-                            error_message=f"no worker of class {hardware!r} can load {network}: {reason}")
+                            error_message=f"no live worker of an allowed class (of {classes}) can load "
+                                          f"{reference}; on {hardware!r}: {reason}")
                     for job in claimed]
-        return list(claim.settle(tx, outcomes, incarnation=incarnation))
+        return Released(list(claim.settle(tx, outcomes, incarnation=incarnation)), moved)
 
-    with database.read() as tx:
-        final = count >= PATIENCE and everyone_refuses(tx, network, incarnation=incarnation,
-                                                       hardware=hardware)
-    if final:
-        return database.write(fail)
-    given_back = database.write(lambda tx: claim.unmark(tx, ids), durable=False)
-    _log.info("jobs_given_back", network=network, jobs=given_back)
-    return ()
+    def give_back(tx: Transaction) -> Released:
+        claim.unmark(tx, ids)
+        return Released((), {hardware: ids} if ids else {})
+
+    released = database.write(give_up if count >= PATIENCE else give_back)
+    _log.info("jobs_given_back", network=reference, jobs=len(ids), failed=len(released.failed),
+              to=sorted(released.waiting))
+    return released

@@ -79,8 +79,7 @@ def _spread(numbers: Any) -> dict[int, int]:
 
 
 def _deaths(stack: Stack, seen: int = 0) -> int:
-    return len([each for each in stack.rows("SELECT id FROM incarnations WHERE kind = 'worker' "
-                                            "AND end_reason = 'killed'")]) - seen
+    return len(stack.rows("SELECT id FROM incarnations WHERE kind = 'worker' AND end_reason = 'killed'")) - seen
 
 
 @pytest.mark.parametrize(("kind", "jobs", "poisons"), [

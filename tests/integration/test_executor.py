@@ -8,7 +8,7 @@ import pytest
 import structlog.testing
 
 from models import database as databases
-from models import incarnation, job, sqlite
+from models import feed, incarnation, job, sqlite
 from models.errors import EngineUnavailable
 from tests import rows, waiting
 from tests.rigs import NETWORK, Rig
@@ -238,6 +238,26 @@ def test_a_job_without_a_place_to_run_fails_once_every_worker_has_refused(rig, m
         waiting.until(lambda: worker.offer(names) and worker.column("state", names) == ["failed"])
         assert worker.column("error_code", names) == ["engine_unavailable"]
         assert worker.column("attempt", names)[0] >= 1
+
+
+def test_jobs_that_one_class_refuses_go_to_another_that_their_client_allows(rig, monkeypatch):
+    monkeypatch.setattr(catalogue, "RETRY_S", (0.01, 0.01, 0.05))
+
+    def refuse():
+        raise EngineUnavailable("no memory for the weights")
+    with rig(opens=refuse, hardware=["cpu", "cuda", "cpu-large"]) as worker:
+        rows.worker(worker.database, "cuda", refused=[NETWORK])
+        rows.worker(worker.database, "cpu-large")
+        rows.worker(worker.database, "elsewhere")  # no class of this network
+        free, bound = worker.accept([1.0]), worker.accept([2.0], allowed=("cpu", "cuda"))
+        waiting.until(lambda: worker.offer(free + bound) and worker.column("state", bound) == ["failed"])
+        assert worker.column("error_code", bound) == ["engine_unavailable"]
+        assert "'cpu', 'cuda', 'cpu-large'" in worker.column("error_message", bound)[0]
+        assert worker.column("state", free) == ["queued"]
+        assert worker.column("hardware", free) == ["cpu-large"]
+        assert worker.column("ticketed_until", free) == [None]
+        with worker.database.read() as tx:
+            assert not feed.is_open(tx, "cpu-large", "interactive")  # the feeder sees to it
 
 
 def test_without_a_lease_nothing_is_claimed(rig):
