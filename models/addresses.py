@@ -9,6 +9,7 @@ import ipaddress
 import re
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -23,7 +24,7 @@ MAX_URL = 2048
 MAX_HOST = 253
 HTTPS_PORT = 443
 LOOPBACK: tuple[Network, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
-MAX_LOOKUPS = 64  # threads that may hang in the system's resolver at once
+MAX_LOOKUPS = 128  # threads that may hang in the system's resolver at once
 
 # Carrier-grade NAT, protocol assignments, 6to4 relays, and the wire server of Azure's metadata: the standard
 # library's `is_global` calls most of them public (measured on 3.11).
@@ -217,39 +218,67 @@ def _transport(target: Target, found: Sequence[Address], allow: Sequence[Network
     return None if target.port == HTTPS_PORT else _USE_443
 
 
+class _Lookup:
+    """One question to the system's resolver, in a thread of its own."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._place = host, port
+        self.found: list[Address] = []
+        self.trouble = "empty answer"
+        self._thread = threading.Thread(target=self._ask, name="resolve", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        self._thread.join(max(0.0, timeout_s))
+        return not self._thread.is_alive()
+
+    def _ask(self) -> None:
+        try:
+            answers = socket.getaddrinfo(*self._place, type=socket.SOCK_STREAM)
+            self.found.extend(dict.fromkeys(ipaddress.ip_address(str(answer[4][0])) for answer in answers))
+        except (OSError, UnicodeError, ValueError) as error:
+            self.trouble = str(error)
+        finally:
+            with _asking:
+                _asked.pop(self._place, None)
+            _lookups.release()
+
+
 _lookups = threading.BoundedSemaphore(MAX_LOOKUPS)
+_asking = threading.Lock()
+_asked: dict[tuple[str, int], _Lookup] = {}  # still without an answer
 
 
 def resolve(host: str, port: int, deadline_s: float) -> list[Address]:
-    """Every address of a name, asked once: in a thread of its own, since `getaddrinfo` knows no time limit.
+    """Every address of a name: asked in a thread, since `getaddrinfo` knows no time limit.
 
-    Raises NotResolved when there is none, or no answer within `deadline_s` seconds.
+    Who asks while the same question is open waits for its answer, so that a name whose servers hang costs one
+    thread, however many sends it has. Raises NotResolved when there is no address, or no answer within
+    `deadline_s` seconds.
     """
     literal = _literal(host)
     if literal is not None:
         return [literal]
-    if not _lookups.acquire(timeout=max(0.0, deadline_s)):
-        raise NotResolved("too many names are being looked up")
-    found: list[Address] = []
-    failed: list[str] = []
-
-    def ask() -> None:
-        try:
-            answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            found.extend(dict.fromkeys(ipaddress.ip_address(str(answer[4][0])) for answer in answers))
-        except (OSError, UnicodeError, ValueError) as error:
-            failed.append(str(error))
-        finally:
-            _lookups.release()
-
-    thread = threading.Thread(target=ask, name="resolve", daemon=True)
-    thread.start()
-    thread.join(deadline_s)
-    if thread.is_alive():
+    until = time.monotonic() + deadline_s
+    with _asking:
+        lookup = _asked.get((host, port))
+    if lookup is None:
+        if not _lookups.acquire(timeout=max(0.0, deadline_s)):
+            raise NotResolved("too many names are being looked up")
+        with _asking:
+            lookup = _asked.get((host, port))
+            if lookup is None:
+                lookup = _asked[host, port] = _Lookup(host, port)
+                lookup.start()
+            else:
+                _lookups.release()
+    if not lookup.wait(until - time.monotonic()):
         raise NotResolved(f"no address of {host} within {deadline_s:.0f} s")
-    if not found:
-        raise NotResolved(f"{host} has no address ({failed[0] if failed else 'empty answer'})")
-    return found
+    if not lookup.found:
+        raise NotResolved(f"{host} has no address ({lookup.trouble})")
+    return lookup.found
 
 
 def check_addresses(target: Target, found: Sequence[Address], allow: Sequence[Network]) -> Address:
