@@ -104,8 +104,8 @@ class Executor:
         teller = Teller(self._broker)
         if released.failed:
             teller.settled(released.failed, events=len(released.failed))
-        for hardware, jobs in released.waiting.items():
-            teller.waiting(hardware, jobs)
+        for hardware, names in released.waiting.items():
+            teller.waiting(hardware, names)
         teller.close()
 
     def _work(self) -> None:
