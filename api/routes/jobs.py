@@ -4,13 +4,14 @@ import math
 from typing import TYPE_CHECKING
 
 import msgspec
+import structlog
 
 from api import admission, batches, bodies, idempotency, job_query, job_shapes, submission, waiting
 from api.http import Principal, Reply, Request, Table
 from api.intake import Key, Submission
 from models import contract, feed, ids, job, rendering
 from models.database import Transaction
-from models.errors import HeadraceError, InvalidRequest, NotAdmitted, NotFound
+from models.errors import HeadraceError, InvalidRequest, NotAdmitted, NotFound, Unavailable
 from models.idempotency import Name
 from models.job import Job, NewJob
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from api.service import Service
 
 table = Table("jobs")
+log = structlog.get_logger("headrace.api")
 
 POLL_S = 1  # Retry-After while nothing better is known
 MAX_POLL_S = 30
@@ -57,11 +59,10 @@ def submit(service: "Service", request: Request, principal: Principal) -> Reply:
         reply = _submit(service, entry, new)
         if entry.taken:
             return reply
-        found = _outcome(service, principal, new.id, waiter, wait_s)
+        shown = _shown_at_end(service, principal, new.id, waiter, wait_s)
     finally:
         service.waiters.forget(waiter)
-    if found is not None and found.terminal:
-        reply = _shown(service, found)
+    reply = shown or reply
     reply.headers["Preference-Applied"] = f"wait={wait_s:g}"
     return reply
 
@@ -93,7 +94,10 @@ def _stored(service: "Service", request: Request, name: Name | None) -> Reply | 
 def _replayed_or(service: "Service", entry: Submission) -> Reply:
     assert entry.key is not None  # noqa: S101 (for the type checker)
     if entry.taken or entry.reply is None:
-        return idempotency.look_up(service.database, entry.key.name, entry.key.fingerprint)
+        try:
+            return idempotency.look_up(service.database, entry.key.name, entry.key.fingerprint)
+        except Unavailable as error:  # whoever has the key was accepted
+            raise Unavailable(error.detail, may_have_been_accepted=True) from error
     return entry.reply
 
 
@@ -112,6 +116,9 @@ def submit_batch(service: "Service", request: Request, principal: Principal) -> 
     for raw in bodies.decode_batch(request.body):
         try:
             entries.append(submission.prepare(service, principal, raw))
+        except Unavailable:  # it will pass, so it is no answer to be kept under the key
+            service.admission.refund([entry for entry in entries if isinstance(entry, NewJob)])
+            raise
         except HeadraceError as error:
             entries.append(error)
     jobs = [entry for entry in entries if isinstance(entry, NewJob)]
@@ -242,6 +249,17 @@ def _outcome(service: "Service", principal: Principal, job_id: str, waiter: wait
         if found is None or found.terminal or left_s <= 0 or service.waiters.stopping:
             return found
         waiter.wait(left_s)
+
+
+def _shown_at_end(service: "Service", principal: Principal, job_id: str, waiter: waiting.Waiter,
+                  wait_s: float) -> Reply | None:
+    """A job that was just accepted, if it ends in time and can be read then. It is accepted either way."""
+    try:
+        found = _outcome(service, principal, job_id, waiter, wait_s)
+        return None if found is None or not found.terminal else _shown(service, found)
+    except (Unavailable, OSError) as error:
+        log.warning("wait_ended", job=job_id, detail=str(error))
+        return None
 
 
 def _shown(service: "Service", found: Job) -> Reply:
