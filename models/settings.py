@@ -66,6 +66,7 @@ class Settings:
     webhook_breaker_failures: int = 5  # in a row, after which an endpoint's deliveries wait
     webhook_breaker_s: float = 30.0  # for how long at first; twice as long after each try that fails
     webhook_give_up_s: float = 5 * 86400.0  # of nothing but failure, after which an endpoint is disabled
+    check_s: float = 120.0  # in which a network that was sent must load and run an input made up for it
     origin_allow: tuple[str, ...] = ()  # origins whose pages may use the service while it runs without keys
     auth: str = "off"  # "off" (loopback only, tenant `default`) or "keys"
     incarnation: str = ""  # set by a supervisor, so that it can end it when it sees the process die
@@ -157,14 +158,14 @@ _PARSERS: dict[str, Any] = {
     "max_body_bytes": int, "max_upload_bytes": int, "result_ttl_s": float, "max_wait_s": float,
     "max_depth": int, "port": int,
     "webhook_schedule": _floats, "webhook_allow": _words, "webhook_breaker_failures": int,
-    "webhook_breaker_s": float, "webhook_give_up_s": float, "origin_allow": _words,
+    "webhook_breaker_s": float, "webhook_give_up_s": float, "origin_allow": _words, "check_s": float,
 }
 _WANTED: dict[Any, str] = {int: "a whole number", float: "a number", _floats: "numbers with commas between"}
 _CHOICES = {"sqlite_synchronous": ("full", "normal"), "log_format": ("console", "json"),
             "auth": ("off", "keys")}
 _POSITIVE = ("lease_s", "max_attempts", "sweep_s", "max_inline_bytes", "max_body_bytes", "max_upload_bytes",
              "result_ttl_s", "max_wait_s", "max_depth", "webhook_breaker_failures", "webhook_breaker_s",
-             "webhook_give_up_s")
+             "webhook_give_up_s", "check_s")
 
 
 def load(environ: Mapping[str, str] | None = None, **flags: Any) -> Settings:

@@ -1,12 +1,13 @@
 """The networks of this worker: checks new ones, loads what is wanted, keeps pinned ones warm.
 
-One thread does it all, so that engines are loaded one at a time, and nothing else waits for them.
+One thread loads them, so that engines are loaded one at a time, and nothing else waits for them. Another one
+checks, since what strangers send may take its time.
 """
 
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +16,11 @@ import structlog
 from models import network as networks
 from models import rate as rates
 from models.database import Database
-from models.errors import HeadraceError, NetworkRejected, Unavailable
+from models.errors import HardwareMissing, HeadraceError, NetworkRejected, Unavailable
 from models.network import Network
 from models.settings import HardwareClass
 from workers import engine as engines
-from workers import serving
+from workers import serving, trial
 from workers.artifacts import Artifacts
 from workers.isolation import readable
 from workers.scheduler import Profile
@@ -33,9 +34,12 @@ MAX_ENGINES = 32
 STOP_S = 5.0
 MEMORY_SHARE = 0.5  # of the machine's memory that the files of loaded networks may take up together
 
-OpenEngine = Callable[[Path, HardwareClass], engines.Engine]
-
 _log = structlog.get_logger("headrace.worker")
+
+
+def memory_bytes() -> int:
+    """What networks may take of this machine's memory."""
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +55,14 @@ class Catalogue:
     """`loaded` is called after an engine was loaded, `refused` after one could not be; both in its thread."""
 
     def __init__(self, database: Database, artifacts: Artifacts, hardware: HardwareClass,
-                 open_engine: OpenEngine = engines.open_engine) -> None:
+                 open_engine: trial.OpenEngine = engines.open_engine, inspect: trial.Inspect | None = None,
+                 ) -> None:
         self._open_engine = open_engine
+        self._try = inspect or self._try_here
         self._database = database
         self._artifacts = artifacts
         self._hardware = hardware
-        self._memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE
+        self._memory_bytes = memory_bytes()
         self._condition = threading.Condition()
         self._loaded: dict[str, Loaded] = {}
         self._refusals: dict[str, Refusal] = {}
@@ -66,6 +72,8 @@ class Catalogue:
         self._survey_s = 0.0  # when the next survey is due
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._checker: threading.Thread | None = None
+        self._unchecked: dict[str, float] = {}  # could not be checked: when they are tried again
         self.loaded: Callable[[str], None] = lambda _reference: None
         self.refused: Callable[[str, Refusal], None] = lambda _reference, _refusal: None
 
@@ -123,13 +131,15 @@ class Catalogue:
             self._condition.notify_all()
         if self._thread is not None:
             self._thread.join(STOP_S)  # it may be in the middle of loading a large network
+        if self._checker is not None:
+            self._checker.join(0 if self._try != self._try_here else STOP_S)  # a child ends with this process
 
     def _tend(self) -> None:
         while not self._closed:
             try:
                 for reference in self._due():
                     self._load(reference)
-                self._check()
+                self._check_new()
                 if time.monotonic() >= self._survey_s:
                     self._survey()
             except Unavailable as error:
@@ -150,40 +160,58 @@ class Catalogue:
         with self._condition:
             return [each for each in self._wanted if self._is_due(each)]
 
-    def _check(self) -> None:
+    def _check_new(self) -> None:
+        if self._checker is not None and self._checker.is_alive():
+            return
         with self._database.read() as tx:
             found = [each for each in networks.unchecked(tx) if self._hardware.name in each.hardware]
+        due = [each for each in found if self._unchecked.get(each.digest, 0.0) <= time.monotonic()]
+        if due:
+            self._checker = threading.Thread(target=self._check, args=(due,), name="headrace-checker",
+                                             daemon=True)
+            self._checker.start()
+
+    def _check(self, found: Sequence[Network]) -> None:
+        try:
+            self._check_each(found)
+        except Unavailable as error:
+            _log.warning("database_unreachable", error=str(error))
+
+    def _check_each(self, found: Sequence[Network]) -> None:
         for network in found:
             if self._closed:
                 return
             try:
                 signature = self._inspect(network)
             except NetworkRejected as error:
+                if self._closed:
+                    return
                 reason = str(error)
                 self._database.write(lambda tx, n=network, r=reason: networks.reject(tx, n, r))  # type: ignore[misc]
                 _log.warning("network_rejected", network=network.reference, reason=reason)
             except HeadraceError as error:  # nothing against the network: another try or worker may do
+                self._unchecked[network.digest] = time.monotonic() + RETRY_S[-1]
                 _log.warning("network_check_failed", network=network.reference, reason=str(error))
             else:
+                if self._closed:
+                    return
                 self._database.write(lambda tx, n=network, s=signature: networks.accept(tx, n, s))  # type: ignore[misc]
                 _log.info("network_accepted", network=network.reference)
                 self._survey_s = 0.0  # it may be a pinned one
+                with self._condition:
+                    self._condition.notify_all()
 
     def _inspect(self, network: Network) -> dict[str, object]:
         folder = self._artifacts.folder_of(network)
-        kind = KINDS.get(network.task)
-        if kind is None:
-            raise NetworkRejected(f"task {network.task!r} is not served; known are {', '.join(KINDS)}")
+        try:
+            return self._try(network, folder)
+        except HardwareMissing:
+            # This worker's own start proved the hardware: a device that only one process may use.
+            return self._try_here(network, folder)
+
+    def _try_here(self, network: Network, folder: Path) -> dict[str, object]:
         with self._artifacts.opening(network):
-            engine = self._open_engine(folder / network.manifest["artifact"], self._hardware)
-            try:
-                signature = kind.inspect(network.manifest, engine, folder)
-                serving.loaded(network, engine, kind.make(network.manifest, signature, folder)).try_once()
-            except engines.EngineFailed as error:
-                raise NetworkRejected(f"it can't run an input made up from its signature: {error}") from error
-            finally:
-                engine.close()
-        return dict(signature)
+            return trial.inspect(network, folder, self._hardware, self._open_engine)
 
     def _survey(self) -> None:
         with self._database.read() as tx:

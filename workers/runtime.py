@@ -16,10 +16,9 @@ from models import contract, database, ids
 from models.blobs import Blobs
 from models.errors import SettingsInvalid, Unavailable
 from models.settings import Settings
-from workers import engine
+from workers import catalogue, engine, trial
 from workers.artifacts import Artifacts
 from workers.buffer import Buffer
-from workers.catalogue import Catalogue
 from workers.executor import Executor
 from workers.farewell import Farewell
 from workers.lease import Lease
@@ -47,8 +46,10 @@ class Runtime:
         blobs = Blobs(settings.blobs)
         self._lease = Lease(self._database, self.incarnation, hardware=hardware, lanes=lanes,
                             lease_s=settings.lease_s)
-        self._catalogue = Catalogue(self._database, Artifacts(settings.data_dir / "cache", blobs),
-                                    classes[hardware])
+        tried = trial.Trial(classes[hardware], limit_s=settings.check_s,
+                            limit_bytes=catalogue.memory_bytes())
+        self._catalogue = catalogue.Catalogue(
+            self._database, Artifacts(settings.data_dir / "cache", blobs), classes[hardware], inspect=tried)
         self._buffer = Buffer(profile_of=self._catalogue.profile, want=self._catalogue.want,
                               refused=self._catalogue.is_refused, may_claim=self._lease.held,
                               now_ms=self._lease.now_ms)
