@@ -24,7 +24,7 @@ from workers import serving
 from workers.isolation import readable
 from workers.tasks import KINDS
 
-KILLS = 3  # times that the system ended such a process, as it does for its memory: then it is the file's fault
+KILLS = 3  # times that the system ended the process, as it does for its memory: then it is the file's fault
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _PR_SET_PDEATHSIG = 1
 _ROOT = str(Path(__file__).resolve().parent.parent)
