@@ -81,7 +81,6 @@ def test_what_another_tenant_owns_is_not_there(api: apis.Api, route: Route) -> N
     if api.call("GET", "/v1/models/t", authorization=mine).status == 404:
         apis.add_network(api.service.database)
     api.service.directory.refresh()
-    body = apis.job_body(webhook={"url": "https://192.0.2.7/"})
     owned = {"/v1/jobs": api.call("POST", "/v1/jobs", apis.job_body(), authorization=mine)}
     owned["/v1/webhook_endpoints"] = api.call("POST", "/v1/webhook_endpoints", {
         "name": "n", "url": "https://93.184.216.34/", "event_types": ["job.canceled"]}, authorization=mine)
