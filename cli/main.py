@@ -105,7 +105,7 @@ class Failure(click.ClickException):
         from models import errors
         super().__init__(" ".join(str(error).split()))
         code = codes.FAILED
-        if isinstance(error, errors.SettingsInvalid | errors.InvalidRequest):
+        if isinstance(error, errors.SettingsInvalid | errors.InvalidRequest | errors.SchemaUnfit):
             code = codes.WRONG_USE
         elif isinstance(error, errors.Unavailable):
             code = codes.OUT_OF_REACH

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+import structlog
 
 from cli import leash, logs, watchdog
 from models import contract
 from models import settings as settings_module
-from models.errors import HardwareMissing, SettingsInvalid
+from models.errors import HardwareMissing, SettingsInvalid, Unavailable
 from models.settings import Settings
 
 # Heavy packages that an extra brings; without them a worker can't run.
@@ -37,6 +38,7 @@ def api(host: str | None, port: int | None) -> None:
     address = check_free(settings.host, settings.port, patience_s=PORT_PATIENCE_S)
     os.environ["HEADRACE_HOST"], os.environ["HEADRACE_PORT"] = settings.host, str(settings.port)
     logs.configure(settings.log_format, "api")
+    check_schema(settings)
     _serve(address, settings.port)
 
 
@@ -78,6 +80,7 @@ def worker(ctx: click.Context, hardware: str, lanes: str) -> None:
     check_class(settings, hardware)
     check_engine()
     logs.configure(settings.log_format, f"worker-{hardware}")
+    check_schema(settings)
     from workers import process
     ctx.exit(process.run_worker(settings, hardware, chosen))
 
@@ -89,6 +92,7 @@ def housekeep(ctx: click.Context) -> None:
     watchdog.guard()
     settings = settings_module.load()
     logs.configure(settings.log_format, "housekeep")
+    check_schema(settings)
     from workers.housekeeping import process
     ctx.exit(process.run_housekeeping(settings))
 
@@ -99,6 +103,21 @@ def check_class(settings: Settings, hardware: str) -> None:
     if hardware not in known:
         raise SettingsInvalid(f"there is no hardware class {hardware!r}: known are {', '.join(sorted(known))}"
                               "; add it to the TOML file that HEADRACE_HARDWARE names")
+
+
+def check_schema(settings: Settings) -> None:
+    """Raise SchemaUnfit, with the command to run, if the database isn't one that this version can work on.
+
+    One that is out of reach is not waited for: every part starts without it.
+    """
+    from models import database, release
+    connected = database.connect(settings.database, pool_size=1)
+    try:
+        release.require_fit(connected)
+    except Unavailable as error:
+        structlog.get_logger().warning("database_unavailable", detail=str(error))
+    finally:
+        connected.close()
 
 
 def missing_packages() -> list[str]:

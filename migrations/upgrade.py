@@ -15,7 +15,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from models import database
+from models import database, release
 from models.errors import Unavailable
 from models.tables import metadata
 
@@ -29,7 +29,8 @@ _ONE_AT_A_TIME = threading.Lock()  # Alembic keeps its context in module globals
 def upgrade(url: str, revision: str = HEAD) -> None:
     """Bring the database to `revision`; creates an SQLite file and its folder. Two may run at once.
 
-    Raises Unavailable when the database can't be reached or a lock can't be had.
+    A database that newer code has upgraded is left as it is. Raises SchemaUnfit when it no longer serves this
+    version, Unavailable when it can't be reached or a lock can't be had.
     """
     if url.startswith("sqlite"):
         Path(database.sqlite_path(url)).parent.mkdir(parents=True, exist_ok=True)
@@ -37,9 +38,22 @@ def upgrade(url: str, revision: str = HEAD) -> None:
         if connection.dialect.name == "postgresql":
             connection.exec_driver_sql(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
             _take_turn(connection)
+        current = MigrationContext.configure(connection).get_current_revision()
+        connection.rollback()
+        if current is not None and release.newer(current):
+            _require_fit(url)
+            return
         config = _config()
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
+
+
+def _require_fit(url: str) -> None:
+    connected = database.connect(url, pool_size=1)
+    try:
+        release.require_fit(connected)
+    finally:
+        connected.close()
 
 
 def _take_turn(connection: sa.Connection) -> None:
@@ -59,12 +73,17 @@ def _take_turn(connection: sa.Connection) -> None:
 def check(url: str) -> list[str]:
     """How the database differs from the tables and the newest revision: a readable line a difference.
 
-    Raises Unavailable when the database can't be reached.
+    A newer database that serves this version differs in nothing that matters. Raises SchemaUnfit when it no
+    longer does, Unavailable when it can't be reached.
     """
     with _connected(url) as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         head = ScriptDirectory.from_config(_config()).get_current_head()
         current = context.get_current_revision()
+        if current is not None and release.newer(current):
+            connection.rollback()
+            _require_fit(url)
+            return []
         if current != head:
             fix = "run `headrace db upgrade`"
             return [f"the database is at revision {current or 'none'}, this version needs {head}: {fix}"]

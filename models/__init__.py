@@ -4,4 +4,4 @@
 """
 
 OWNER = "headrace"
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

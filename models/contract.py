@@ -78,10 +78,14 @@ def encode_ticket(ticket: Ticket, queue: str) -> bytes:
 
 
 def decode_ticket(ticket_id: str, args: Sequence[Any]) -> Ticket:
-    """The ticket from a task's positional arguments. Raises ValueError if they are not version 1's."""
+    """The ticket from a task's positional arguments; what a newer release added at the ends is left out.
+
+    Raises ValueError if they are not version 1's. A release reads a version before the next one writes it:
+    a ticket that a worker can't read is dropped, its jobs wait, and get another one when its time is up.
+    """
     try:
-        network, lane, rows, alone = args
-        entries = tuple(Entry(str(i), float(w), int(p), d, str(t)) for i, w, p, d, t in rows)
+        network, lane, rows, alone, *_ = args
+        entries = tuple(Entry(str(i), float(w), int(p), d, str(t)) for i, w, p, d, t, *_ in rows)
     except (TypeError, ValueError) as error:
         raise ValueError(f"not an {INFER_TASK} ticket: {error}") from error
     return Ticket(str(network), str(lane), entries, bool(alone), ticket_id)
