@@ -7,10 +7,10 @@ NETWORKS := examples/networks
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test up lint format bench chaos networks upgrade clean
+.PHONY: help demo test up lint format bench chaos chaos-long networks upgrade clean
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.cpu ## Set up, run the whole service on real input, print a report
 	@$(BIN)/python -m examples.demo
@@ -33,8 +33,12 @@ bench: $(VENV)/.test networks ## Benchmarks: a JSON line a figure, then a table
 	@$(BIN)/python -m benchmarks.engine
 	@$(BIN)/python -m benchmarks.online
 
-chaos: $(VENV)/.test networks ## Long fault and volume runs
+chaos: $(VENV)/.test networks ## Long fault and volume runs: 8 seeds of 2 minutes on each database, and all slow tests
+	@$(BIN)/python -m tests.chaos.harness --seeds 8 --seconds 120
 	@$(BIN)/python -m pytest tests -m slow
+
+chaos-long: $(VENV)/.test networks ## Fault runs of 20 seeds, 3 minutes each, on each database
+	@$(BIN)/python -m tests.chaos.harness --seeds 20 --seconds 180
 
 networks: $(VENV)/.test ## Make the example networks that aren't in the repository
 	@$(BIN)/python -m examples.make_packages

@@ -7,6 +7,7 @@
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def main() -> int:
     parser.add_argument("--check", type=Path, help="judge a history that is there already")
     parser.add_argument("--out", type=Path, help="keep histories and logs in this folder")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the stage is taken down all the same
     if given.check is not None:
         print(json.dumps(figures.figures(history.read(given.check))))
         found = run.judge(given.check)

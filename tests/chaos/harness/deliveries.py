@@ -66,7 +66,7 @@ def nothing_untrue(ledger: Ledger) -> Found:
             yield each["event"], f"received for {each['subject']}, and there is no such event"
         elif (each["type"], each["subject"]) != (event["type"], event["subject"]):
             yield each["event"], f"told {each['type']} of {each['subject']}, stored {event['type']} of {event['subject']}"
-        elif each["state"] != ledger.jobs[event["subject"]]["state"]:
-            yield each["event"], f"told {each['state']}, and the job is {ledger.jobs[event['subject']]['state']}"
+        elif each["state"] != (state := ledger.jobs.get(event["subject"], {}).get("state")):
+            yield each["event"], f"told {each['state']}, and the job is {state}"
         elif each["wall_ms"] < event["created_at"]:
             yield each["event"], f"received {event['created_at'] - each['wall_ms']} ms before it happened"

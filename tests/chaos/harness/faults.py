@@ -22,6 +22,7 @@ from tests.chaos.harness.stage import Stage
 
 QUEUE = contract.queue_name("cpu", contract.INTERACTIVE)
 BALLAST_BYTES = 1 << 20
+AT_WORK_S = 1.0  # how long a kill of a worker waits for it to have something to do
 Mend = Callable[[], None]
 
 
@@ -91,13 +92,23 @@ class Injector:
             return None
         with contextlib.suppress(psutil.NoSuchProcess):
             if fault.target == "worker":
-                process.suspend()  # so that what it holds is what it held when it was killed
-                details["held"] = self._stage.held_by(process.pid)
+                details["held"] = self._stopped_at_work(process)
             details["killed_ms"] = time.time_ns() // 1_000_000
             details["pid"] = process.pid
             process.kill()
             return _nothing
         return None
+
+    def _stopped_at_work(self, process: psutil.Process) -> list[str]:
+        """Stop a worker, if it can be while it runs jobs; which it holds, and will when it is killed."""
+        end = time.monotonic() + AT_WORK_S
+        while True:
+            process.suspend()
+            held = self._stage.held_by(process.pid)
+            if held or time.monotonic() > end:
+                return held
+            process.resume()
+            time.sleep(0.002 * self._chance.random())
 
     def _kill_up(self, details: dict[str, object]) -> Mend:
         stage = self._stage

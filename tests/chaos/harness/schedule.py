@@ -10,7 +10,9 @@ FIRST_S = 1.0  # the load has begun by then
 QUIET_SHARE = 0.08  # the last part of a run is left to what was broken before
 KILLS_PER_S = 1 / 6.0
 OTHERS_PER_S = 1 / 4.5
+LEAST = 4  # of kills, and of other faults, however short the run
 PARTS = ("worker", "api", "housekeep")
+KILLED = ("worker",) * 4 + ("api", "housekeep") * 2
 CLOCK_S = (-3600.0, -45.0, 20.0, 3600.0)
 POSTGRES_ONLY = ("database_fast", "database_immediate", "database_cut", "database_frozen")
 
@@ -37,7 +39,7 @@ def schedule(seed: int, seconds: float, *, database: str) -> tuple[Fault, ...]:
     """The faults of a run, in order. The same arguments give the same faults."""
     chance = random.Random(f"{seed}/{database}/{seconds}")
     end_s = seconds * (1 - QUIET_SHARE)
-    kills = [_kill(chance, at_s) for at_s in _moments(chance, KILLS_PER_S, end_s)]
+    kills = _kills(chance, _moments(chance, KILLS_PER_S, end_s))
     kinds = _kinds(chance, database, len(moments := _moments(chance, OTHERS_PER_S, end_s)), seconds)
     others = [_other(chance, kind, at_s, end_s) for kind, at_s in zip(kinds, moments, strict=True)]
     return tuple(sorted((*kills, *others), key=lambda fault: fault.at_s))
@@ -45,15 +47,18 @@ def schedule(seed: int, seconds: float, *, database: str) -> tuple[Fault, ...]:
 
 def _moments(chance: random.Random, per_s: float, end_s: float) -> Sequence[float]:
     """One moment in each of equal stretches, so that no seed has only few."""
-    count = max(1, round(per_s * (end_s - FIRST_S)))
+    count = max(LEAST, round(per_s * (end_s - FIRST_S)))
     stretch_s = (end_s - FIRST_S) / count
     return [round(FIRST_S + stretch_s * (at + chance.random()), 2) for at in range(count)]
 
 
-def _kill(chance: random.Random, at_s: float) -> Fault:
-    if at_s > 10 and chance.random() < 0.05:
-        return Fault(at_s, "kill", "up")
-    return Fault(at_s, "kill", chance.choices(PARTS, (5, 3, 3))[0], share=round(chance.random(), 3))
+def _kills(chance: random.Random, moments: Sequence[float]) -> list[Fault]:
+    """Each part in its share, in an order of the seed's own; now and then `up` itself, and all with it."""
+    targets: list[str] = []
+    while len(targets) < len(moments):
+        targets += chance.sample(KILLED, len(KILLED))
+    return [Fault(at_s, "kill", "up" if at_s > 10 and chance.random() < 0.05 else target,
+                  share=round(chance.random(), 3)) for at_s, target in zip(moments, targets, strict=False)]
 
 
 def _kinds(chance: random.Random, database: str, count: int, seconds: float) -> list[str]:
