@@ -92,6 +92,8 @@ def claim(tx: Transaction, ids: Sequence[str], *, incarnation: str, hardware: st
 
 _FENCE = "state = 'running' AND NOT waiting AND incarnation = :incarnation"
 _BEGIN = Statement(f"UPDATE jobs SET begun = TRUE WHERE id {{in ids}} AND {_FENCE}")
+_WANTED = Statement(f"SELECT id FROM jobs WHERE id {{in ids}} AND {_FENCE} "
+                    "AND (deadline_at IS NULL OR deadline_at > {now})")
 _LOCK_ALL = Statement("SELECT count(*) FROM "
                       "(SELECT 1 FROM jobs WHERE id {in ids} ORDER BY id {for_update}) AS j")
 # Both look first, with the rows locked, and then write alike what ended alike, mostly all of it. (One UPDATE
@@ -129,6 +131,11 @@ def _settle(tx: Transaction, outcomes: Sequence[Outcome], incarnation: str) -> l
         tx.run(_SETTLE, ids=ids, state=state, now=now, code=code, message=message, run_ms=run_ms,
                size=size)
     return out
+
+
+def wanted(tx: Transaction, ids: Sequence[str], *, incarnation: str) -> set[str]:
+    """Which of these an incarnation still holds, neither canceled nor past their deadline."""
+    return {row[0] for row in tx.all(_WANTED, ids=ids, incarnation=incarnation)}
 
 
 class Settled(dict[str, str]):

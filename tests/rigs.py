@@ -50,6 +50,7 @@ class Rig:
         self.database = database
         self.blobs = Blobs(folder / "blobs")
         self.engines: list[NullEngine] = []
+        self.broken = 0  # how often the executor said that its device failed
         self.incarnation = ids.new(ids.INCARNATION)
         self._opens = opens
         self._engine = engine
@@ -69,8 +70,11 @@ class Rig:
         self.executor = Executor(
             database=database, blobs=self.blobs, buffer=self.buffer, intake=self.intake, catalogue=self.catalogue,
             settler=Settler(database, self.blobs, incarnation=self.incarnation, max_inline_bytes=max_inline_bytes),
-            incarnation=self.incarnation, hardware="cpu", broker=broker)
+            incarnation=self.incarnation, hardware="cpu", broker=broker, broken=self._break)
         self.catalogue.loaded, self.catalogue.refused = self.executor.loaded, self.executor.refused
+
+    def _break(self) -> None:
+        self.broken += 1
 
     def _open_engine(self, _path: Path, _hardware: Any) -> NullEngine:
         # The check of the file always passes: a network that nobody accepted has no jobs.

@@ -38,7 +38,8 @@ class Engine(Protocol):
     def run(self, feeds: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[np.ndarray]:
         """Run once; the named outputs in that order. Several threads may call it.
 
-        Raises EngineFailed with the runtime's message, EngineOutOfMemory where a smaller batch may do.
+        Raises EngineFailed with the runtime's message, EngineOutOfMemory where a smaller batch may do,
+        ProviderFailed where nothing can run in this process any more.
         """
         ...
 
@@ -58,6 +59,13 @@ class EngineOutOfMemory(EngineFailed):
     retryable = True
 
 
+class ProviderFailed(EngineFailed):
+    """The device, its driver or its context failed: whatever runs in this process after it would fail too."""
+
+    code = "provider_failed"
+    retryable = True
+
+
 DATATYPES = {
     "tensor(float)": "FP32", "tensor(double)": "FP64", "tensor(float16)": "FP16", "tensor(bool)": "BOOL",
     "tensor(string)": "BYTES",
@@ -71,6 +79,10 @@ DTYPES: Mapping[str, type[np.generic]] = {
     "FP16": np.float16, "FP32": np.float32, "FP64": np.float64, "BYTES": np.object_,
 }
 _OUT_OF_MEMORY = ("failed to allocate memory", "bad_alloc", "out of memory", "alloc_failed", "cuda failure 2")
+# Faults that leave a CUDA context useless; one that the input caused (an illegal address) looks like one that
+# it did not (a device that fell off the bus).
+_PROVIDER_FAILED = ("cuda failure", "cudnn failure", "cublas failure", "cudnn_status_", "cublas_status_",
+                    "illegal memory access", "device-side assert", "unspecified launch failure")
 # One Add of FP32[1]: what a provider must be able to run (onnx.helper, opset 13, IR 8).
 _PROBE = bytes.fromhex("08083a340a0e0a01610a0161120162220341646412005a0f0a0161120a0a08080112040a0208"
                        "01620f0a0162120a0a08080112040a02080142040a00100d")
@@ -195,6 +207,8 @@ def _run_error(error: Exception) -> EngineFailed:
     text = _readable(error)
     if isinstance(error, MemoryError) or any(sign in text.lower() for sign in _OUT_OF_MEMORY):
         return EngineOutOfMemory(text)
+    if any(sign in text.lower() for sign in _PROVIDER_FAILED):
+        return ProviderFailed(text)
     return EngineFailed(text)
 
 

@@ -3,7 +3,7 @@
 import collections
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -13,9 +13,10 @@ from models.blobs import Blobs
 from models.claim import Claimed
 from models.database import Database, Transaction
 from models.errors import HeadraceError, Unavailable
-from workers import batching, isolation, refusal, settling
+from workers import batching, farewell, isolation, refusal, settling
 from workers.buffer import Buffer
 from workers.catalogue import Catalogue, Refusal
+from workers.engine import ProviderFailed
 from workers.inflight import Inflight, Running
 from workers.pace import Pace
 from workers.scheduler import Batch, Pending
@@ -31,17 +32,19 @@ CLAIM_PAUSE_S = 0.5  # after the database was out of reach
 # compete for the interpreter in just the milliseconds that an idle system's latency is made of.
 PROMPT_S = 0.01
 STALE_S = 0.05  # after waiting that long for the device, look whether jobs were canceled meanwhile
-PADDING_SLACK = 1.25  # estimates at accept are rough: rather one run a bit larger than two, one of them tiny
 
 _log = structlog.get_logger("headrace.worker")
 
 
 class Executor:
-    """`stop` returns when what ran is settled and the rest given back."""
+    """`stop` returns when what ran is settled and the rest given back.
+
+    `broken` is called when the device failed for good; it ends the process, as a crash of its driver would.
+    """
 
     def __init__(self, *, database: Database, blobs: Blobs, buffer: Buffer, intake: Intake,
                  catalogue: Catalogue, settler: Settler, incarnation: str, hardware: str,
-                 broker: str) -> None:
+                 broker: str, broken: Callable[[], None] = farewell.abrupt) -> None:
         self._database = database
         self._blobs = blobs
         self._buffer = buffer
@@ -51,6 +54,7 @@ class Executor:
         self._incarnation = incarnation
         self._hardware = hardware
         self._broker = broker
+        self._broken = broken
         self._device = threading.Lock()
         # Jobs that were perhaps claimed: the answer to the commit was lost.
         self._doubtful: collections.deque[str] = collections.deque()
@@ -139,6 +143,12 @@ class Executor:
                                   more=self.inflight.more(running))
         except settling.Abandoned:
             _log.error("settle_abandoned", jobs=len(running.claimed))
+        except ProviderFailed as error:
+            _log.critical("provider_failed", network=batch.network, jobs=len(running.claimed),
+                          error=str(error))
+            if batch.alone and len(running.claimed) == 1:  # it was there when a worker died before
+                self._fail(running, error, teller)
+            self._broken()
         except Exception as error:  # noqa: BLE001 - a bug of ours: the jobs must end all the same
             _log.exception("batch_failed", network=batch.network, jobs=len(running.claimed))
             self._fail(running, error, teller)
@@ -182,10 +192,16 @@ class Executor:
         if loaded.curve.predict(_cost(claimed, loaded)) > PROMPT_S:
             self._strike(running)
         items = self._reach_device(running, items)
-        for index, chosen in enumerate(_runs(loaded, items)):
+        looked_s = time.monotonic()
+        runs = loaded.runs([item for _, item in items], [job.work for job, _ in items])
+        for index, chosen in enumerate(runs):
             if index and self._stopping:
                 break
             part = [items[at] for at in chosen]
+            if index and time.monotonic() - looked_s > STALE_S:
+                part, looked_s = self._still_wanted(part), time.monotonic()
+                if not part:
+                    continue
 
             def too_large(size: int, part: list[tuple[Claimed, Item]] = part) -> None:
                 loaded.ran_out_of_memory(_cost([job for job, _ in part[:size]], loaded))
@@ -229,10 +245,10 @@ class Executor:
     def _still_wanted(self, items: list[tuple[Claimed, Item]]) -> list[tuple[Claimed, Item]]:
         try:
             with self._database.read() as tx:
-                states = jobs.states(tx, [job.id for job, _ in items])
+                wanted = claim.wanted(tx, [job.id for job, _ in items], incarnation=self._incarnation)
         except Unavailable:
             return items  # the settle's fence decides
-        return [(job, item) for job, item in items if states.get(job.id) == jobs.RUNNING]
+        return [(job, item) for job, item in items if job.id in wanted]
 
     def _settle(self, running: Running, give_back: Sequence[str], begin: Sequence[str],
                 teller: Teller) -> None:
@@ -272,15 +288,3 @@ def _counts(pending: Sequence[Pending]) -> Counts:
 
 def _cost(claimed: Sequence[Claimed], loaded: Loaded) -> float:
     return batching.cost([job.work for job in claimed], padded=loaded.task.padded)
-
-
-def _runs(loaded: Loaded, items: Sequence[tuple[Claimed, Item]]) -> list[list[int]]:
-    if not items:
-        return []
-    profile, max_work = loaded.profile, float("inf")
-    if profile.padded:  # the limit is in work as estimated at accept; the lengths are real now
-        real = sum(item.work for _, item in items)
-        estimated = sum(job.work for job, _ in items)
-        max_work = PADDING_SLACK * profile.max_work * (real / estimated if estimated > 0 else 1.0)
-    return batching.runs([item for _, item in items], padded=profile.padded, max_items=profile.max_items,
-                         max_work=max_work)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import structlog
 
 FAREWELL_S = 5.0  # for Celery and the broker, once everything that matters is written
+EXIT_BROKEN = 70  # of a worker whose device failed: a supervisor starts another
 
 _log = structlog.get_logger("headrace.worker")
 
@@ -43,3 +44,8 @@ class Farewell:
         threading.Event().wait(FAREWELL_S)
         _log.warning("broker_not_waited_for")
         os._exit(self._code)
+
+
+def abrupt() -> None:
+    """End this process at once, since its device failed: what ran becomes suspect, another takes over."""
+    os._exit(EXIT_BROKEN)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workers.engine import Engine, EngineOutOfMemory
+from workers.engine import Engine, EngineOutOfMemory, ProviderFailed
 from workers.tasks.base import Item, ItemFault, Task
 
 INFERENCE_FAILED = "inference_failed"
 OUT_OF_MEMORY = "out_of_memory"
+PROVIDER_FAILED = "provider_failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ def run(engine: Engine, task: Task, items: Sequence[Item], *, device: threading.
     """Run items that share a key as one batch; one result an item, in order.
 
     `device` is held for the run alone, so that stacking and splitting overlap with the run of another batch.
-    `out_of_memory` is told the size of each run that did not fit.
+    `out_of_memory` is told the size of each run that did not fit. Raises ProviderFailed: then no other item
+    of this process can be tried.
     """
     try:
         feeds = task.stack(items)
@@ -63,6 +65,8 @@ def run(engine: Engine, task: Task, items: Sequence[Item], *, device: threading.
             meter.waited_s += max(0.0, elapsed_s - (time.thread_time() - cpu_s))
         outputs = task.split(arrays, items)
         _check(len(outputs), len(items), "split")
+    except ProviderFailed:
+        raise
     except Exception as error:  # noqa: BLE001 - the bad item must be found, whatever it makes the code raise
         if isinstance(error, EngineOutOfMemory):
             out_of_memory(len(items))
@@ -77,7 +81,11 @@ def run(engine: Engine, task: Task, items: Sequence[Item], *, device: threading.
 
 def fault_of(error: Exception) -> ItemFault:
     """The failure that an error means for the one item that caused it."""
-    code = OUT_OF_MEMORY if isinstance(error, EngineOutOfMemory | MemoryError) else INFERENCE_FAILED
+    code = INFERENCE_FAILED
+    if isinstance(error, EngineOutOfMemory | MemoryError):
+        code = OUT_OF_MEMORY
+    elif isinstance(error, ProviderFailed):
+        code = PROVIDER_FAILED
     return ItemFault(code, readable(error))
 
 

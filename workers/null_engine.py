@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from workers.engine import DTYPES, EngineFailed, EngineOutOfMemory, TensorSpec
+from workers.engine import DTYPES, EngineFailed, EngineOutOfMemory, ProviderFailed, TensorSpec
 
 Test = Callable[[Mapping[str, np.ndarray]], bool]
 
@@ -20,20 +20,20 @@ class NullEngine:
     """The Engine protocol without ONNX Runtime. An output with an input's name echoes it, others are zeros.
 
     `delay_s` is how long a run takes. Each test is asked with the feeds: `fails` raises EngineFailed,
-    `exhausts` EngineOutOfMemory, `kills` ends the process with SIGKILL, as a driver's crash would. `stalls`
-    holds every run until it is set.
+    `exhausts` EngineOutOfMemory, `breaks` ProviderFailed, `kills` ends the process with SIGKILL, as a
+    driver's crash would. `stalls` holds every run until it is set.
     """
 
     def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], *, delay_s: float = 0.0,
                  fails: Test = _never, exhausts: Test = _never, kills: Test = _never,
-                 stalls: threading.Event | None = None) -> None:
+                 breaks: Test = _never, stalls: threading.Event | None = None) -> None:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.providers = ("NullExecutionProvider",)
         self.runs: list[int] = []  # items of each run, in order
         self.closed = False
         self._delay_s = delay_s
-        self._fails, self._exhausts, self._kills = fails, exhausts, kills
+        self._fails, self._exhausts, self._breaks, self._kills = fails, exhausts, breaks, kills
         self._stalls = stalls
         self._woken = threading.Event()
 
@@ -49,6 +49,8 @@ class NullEngine:
             self._woken.wait(self._delay_s)  # close() ends it early
         if self._kills(feeds):
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._breaks(feeds):
+            raise ProviderFailed("CUDA failure 700: an illegal memory access was encountered")
         if self._exhausts(feeds):
             raise EngineOutOfMemory("Failed to allocate memory for requested buffer")
         if self._fails(feeds):

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from models import manifest as manifests
@@ -11,9 +12,10 @@ from workers import batching
 from workers.curve import BATCH_S, Curve
 from workers.engine import Engine, EngineOutOfMemory
 from workers.scheduler import Profile
-from workers.tasks.base import Task
+from workers.tasks.base import Item, Task
 
 WARM_UP_S = 0.5
+PADDING_SLACK = 1.25  # estimates at accept are rough: rather one run a bit larger than two, one of them tiny
 SAMPLE_WORK = 32.0  # of one made-up item where its size is free: a sentence of text
 # What a batch and each of its jobs cost beside the device, until real ones have shown it (measured).
 BATCH_OVERHEAD_S = 0.0015
@@ -53,6 +55,16 @@ class Loaded:
         with self._lock:
             self.curve.halve(work)
             self.profile = self._profiled()
+
+    def runs(self, items: Sequence[Item], works: Sequence[float]) -> list[list[int]]:
+        """How a batch is cut into runs: indices of items. `works`: their cost as estimated at accept."""
+        if not items:
+            return []
+        profile, max_work = self.profile, float("inf")
+        if profile.padded:  # the limit is in work as estimated at accept; the lengths are real now
+            real, estimated = sum(item.work for item in items), sum(works)
+            max_work = PADDING_SLACK * profile.max_work * (real / estimated if estimated > 0 else 1.0)
+        return batching.runs(items, padded=profile.padded, max_items=profile.max_items, max_work=max_work)
 
     def rate(self) -> Rate:
         """What others should know of its speed."""
