@@ -87,6 +87,7 @@ def answer(service: "Service", route: Route, environ: Mapping[str, Any], params:
         log.exception("request_failed", request_id=request.id, method=request.method, path=request.path)
         reply = errors.problem(faults.HeadraceError("something went wrong here; its log says what"), request)
     reply.headers["X-Request-Id"] = request.id
+    reply.headers["X-Content-Type-Options"] = "nosniff"  # whatever it looks like, it is no page
     service.metrics.observe(route, reply.status, time.perf_counter() - started)
     return reply
 

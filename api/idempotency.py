@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from api.http import Principal, Reply, Request
 from models import idempotency
@@ -14,6 +14,14 @@ from models.idempotency import Name, Stored
 HEADER = "idempotency-key"
 REPLAYED = "Idempotent-Replayed"
 _KEY = re.compile(r"[\x20-\x7e]{1,255}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Veil:
+    """How an answer is kept without the secret in it, and gets it back from where it is kept anyway."""
+
+    hide: Callable[[bytes], bytes]
+    show: Callable[[Transaction, bytes], bytes]
 
 
 def name_of(request: Request, principal: Principal) -> Name | None:
@@ -46,13 +54,16 @@ def replay(stored: Stored, fingerprint: str) -> Reply:
     return Reply(stored.status, stored.body, {**stored.headers, REPLAYED: "true"})
 
 
-def look_up(database: Database, name: Name, fingerprint: str) -> Reply:
+def look_up(database: Database, name: Name, fingerprint: str, veil: Veil | None = None) -> Reply:
     """The answer that another request under this key got. Raises IdempotencyInProgress without one."""
     with database.read() as tx:
         stored = idempotency.get(tx, name)
-    if stored is None or not stored.status:
-        raise IdempotencyInProgress
-    return replay(stored, fingerprint)
+        if stored is None or not stored.status:
+            raise IdempotencyInProgress
+        reply = replay(stored, fingerprint)
+        if veil is not None:
+            reply.body = veil.show(tx, stored.body)
+    return reply
 
 
 def find(database: Database, name: Name, fingerprint: str) -> Reply | None:
@@ -63,11 +74,13 @@ def find(database: Database, name: Name, fingerprint: str) -> Reply | None:
 
 
 def once(database: Database, request: Request, principal: Principal,
-         create: Callable[[Transaction], Reply], *, fingerprint: str | None = None) -> Reply:
+         create: Callable[[Transaction], Reply], *, fingerprint: str | None = None,
+         veil: Veil | None = None) -> Reply:
     """Run `create` in one durable transaction, together with the request's Idempotency-Key if it has one.
 
     For every POST that creates, other than jobs, whose group commit does the same. `fingerprint`: where the
-    body was streamed, so that it can't be taken of it here. `create` must be repeatable.
+    body was streamed, so that it can't be taken of it here. `create` must be repeatable. `veil`: where the
+    answer holds a secret.
     """
     name = name_of(request, principal)
     if name is None:
@@ -80,8 +93,9 @@ def once(database: Database, request: Request, principal: Principal,
         reply = create(tx)
         if not isinstance(reply.body, bytes):
             raise TypeError("an answer that is to be replayed must have its body at hand")
-        idempotency.fill(tx, name, status=reply.status, body=reply.body, headers=reply.headers)
+        kept = reply.body if veil is None else veil.hide(reply.body)
+        idempotency.fill(tx, name, status=reply.status, body=kept, headers=reply.headers)
         return replace(reply, headers=dict(reply.headers))
 
     reply = database.write(work)
-    return look_up(database, name, print_) if reply is None else reply
+    return look_up(database, name, print_, veil) if reply is None else reply

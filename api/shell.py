@@ -52,7 +52,7 @@ def _refuse(error: HTTPException) -> flask.Response:
     """What Flask refuses by itself: unknown paths and methods, requests that can't be parsed."""
     environ = flask.request.environ
     request = dispatch.request_of(environ, environ["REQUEST_METHOD"], {})
-    headers = {"X-Request-Id": request.id}
+    headers = {"X-Request-Id": request.id, "X-Content-Type-Options": "nosniff"}
     if isinstance(error, MethodNotAllowed):
         allowed = ", ".join(sorted(_methods(request.path) or {*(error.valid_methods or ()), "OPTIONS"}))
         headers["Allow"] = allowed

@@ -4,6 +4,9 @@ import struct
 import zlib
 
 MAX_PIXELS = 1 << 26  # more is a decompression bomb; 64 Mpixel in RGB are 192 MiB
+# Progressive JPEGs come in about ten scans, each of which goes over the whole image: thousands of a few bytes
+# would take hours. As many as an image of MAX_PIXELS may have, and more for smaller ones.
+MAX_SCANS, MAX_SCANNED = 128, 16 * MAX_PIXELS
 _PNG = b"\x89PNG\r\n\x1a\n"
 # Start of frame of every kind but the four that are other segments.
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -86,6 +89,9 @@ def _jpeg(content: bytes) -> tuple[int, int]:
         at += length
     if found is None or content.rfind(b"\xff\xd9") < at:
         raise _truncated()
+    scans = 1 + content.count(b"\xff\xda", at)
+    if scans > MAX_SCANS or scans * found[0] * found[1] > MAX_SCANNED:
+        raise PictureInvalid("scans", f"has {scans} scans: save it as a baseline JPEG, or with fewer")
     return found
 
 

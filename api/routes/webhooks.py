@@ -9,7 +9,7 @@ import msgspec
 from api import idempotency, shapes, webhook_trial
 from api import webhook_shapes as wire
 from api.http import Principal, Reply, Request, Table
-from models import addresses, contract, delivery, delivery_log, endpoint, ids, tenant
+from models import addresses, contract, delivery, delivery_log, endpoint, ids, signing, tenant
 from models.addresses import AddressDenied, NotResolved
 from models.database import Transaction
 from models.endpoint import Endpoint
@@ -24,6 +24,7 @@ table = Table("webhooks")
 SCOPE = "webhooks:manage"
 PAGE, MAX_PAGE = 20, 100
 LOOK_UP_S = 2.0
+_UNKEPT = {"Cache-Control": "no-store"}  # answers with a secret
 _DIGITS = re.compile(r"\d{1,9}\Z")
 _PAGING = {
     "limit": ({"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": PAGE}, "Objects a page"),
@@ -49,9 +50,9 @@ def add(service: "Service", request: Request, principal: Principal) -> Reply:
         made = endpoint.add(tx, tenant=principal.tenant, name=body.name, url=body.url,
                             event_types=list(dict.fromkeys(body.event_types)))
         return shapes.reply(wire.endpoint_of(made, made.created_at, secret=made.secrets[0].secret), 201,
-                            {"Location": f"/v1/webhook_endpoints/{made.id}"})
+                            {"Location": f"/v1/webhook_endpoints/{made.id}", **_UNKEPT})
 
-    return idempotency.once(service.database, request, principal, create)
+    return idempotency.once(service.database, request, principal, create, veil=_veil(principal))
 
 
 @table.route("GET", "/v1/webhook_endpoints", scope=SCOPE, summary="List endpoints, newest first",
@@ -129,9 +130,10 @@ def rotate_secret(service: "Service", request: Request, principal: Principal) ->
             raise InvalidRequest(detail, faults=(Fault("", "count", detail),))
         endpoint.update(tx, changed, origin=addresses.origin_of(changed.url))
         made = _found(tx, request, principal)
-        return shapes.reply(wire.endpoint_of(made, endpoint.clock(tx), secret=made.secrets[0].secret))
+        return shapes.reply(wire.endpoint_of(made, endpoint.clock(tx), secret=made.secrets[0].secret),
+                            headers=_UNKEPT)
 
-    return idempotency.once(service.database, request, principal, create)
+    return idempotency.once(service.database, request, principal, create, veil=_veil(principal))
 
 
 @table.route("POST", "/v1/webhook_endpoints/{id}/test", scope=SCOPE,
@@ -161,7 +163,7 @@ def secret(service: "Service", _request: Request, principal: Principal) -> Reply
     with service.database.read() as tx:
         known = tenant.webhook_secret(tx, principal.tenant)
     found = known or service.database.write(lambda tx: tenant.ensure(tx, principal.tenant))
-    return shapes.reply(wire.WebhookSecret("webhook_secret", found))
+    return shapes.reply(wire.WebhookSecret("webhook_secret", found), headers=_UNKEPT)
 
 
 @table.route("GET", "/v1/deliveries", scope=SCOPE, summary="List deliveries, newest first",
@@ -230,6 +232,26 @@ def _delivery(tx: Transaction, request: Request, principal: Principal) -> delive
     if found is None:
         raise NotFound(f"there is no delivery {delivery_id[:100]}")
     return found
+
+
+def _veil(principal: Principal) -> idempotency.Veil:
+    """A replayed answer tells the secret again, as long as the endpoint still signs with it."""
+    def hide(body: bytes) -> bytes:
+        told = msgspec.json.decode(body)
+        del told["signing_secret"]
+        return msgspec.json.encode(told)
+
+    def show(tx: Transaction, body: bytes) -> bytes:
+        told = msgspec.json.decode(body)
+        found = endpoint.get(tx, principal.tenant, told["id"])
+        if found is not None:
+            hint = told["signing_secret_hint"]
+            for each in found.live(endpoint.clock(tx)):
+                if signing.hint(each.secret) == hint:
+                    told["signing_secret"] = each.secret
+        return msgspec.json.encode(told)
+
+    return idempotency.Veil(hide, show)
 
 
 def _url_fault(service: "Service", url: str) -> InvalidRequest | None:

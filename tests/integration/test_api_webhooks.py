@@ -4,6 +4,7 @@ import pytest
 import standardwebhooks
 
 from models import endpoint, ids
+from models.database import Statement
 from tests import apis, receivers, waiting
 from tests.deliverers import Deliverers, ended, finish, log_of
 
@@ -122,6 +123,13 @@ def test_the_same_idempotency_key_makes_one_endpoint(api):
     second = api.call("POST", "/v1/webhook_endpoints", body, idempotency_key="k1")
     assert second.json == first.json
     assert second.headers["Idempotent-Replayed"] == "true"
+    assert second.headers["Cache-Control"] == "no-store"
+    with api.service.database.read() as tx:
+        (kept,) = tx.all(Statement("SELECT body FROM idempotency_keys"))
+    assert first.json["signing_secret"].encode() not in bytes(kept[0])
+    api.call("POST", f"/v1/webhook_endpoints/{first.json['id']}/rotate_secret")
+    third = api.call("POST", "/v1/webhook_endpoints", body, idempotency_key="k1")
+    assert third.json == {name: value for name, value in first.json.items() if name != "signing_secret"}
     assert len(api.call("GET", "/v1/webhook_endpoints").json["data"]) == 1
 
 
@@ -143,6 +151,73 @@ def test_a_rotated_secret_replaces_the_old_one_at_once_or_after_a_day(api, deliv
         with pytest.raises(standardwebhooks.WebhookVerificationError):
             standardwebhooks.Webhook(secret).verify(second.body, second.headers)
     standardwebhooks.Webhook(secrets[2]).verify(second.body, second.headers)
+
+
+def test_an_overlap_is_as_long_as_asked_for_and_its_end_is_shown(api):
+    made = add(api)
+    path = f"/v1/webhook_endpoints/{made['id']}/rotate_secret"
+    assert [item["expires_at"] for item in made["signing_secrets"]] == [None]
+    first = api.call("POST", path, {"overlap_s": 3600}).json
+    current, old = first["signing_secrets"]
+    assert current == {"hint": first["signing_secret_hint"], "expires_at": None}
+    assert old["hint"] == made["signing_secret_hint"]
+    assert 3590 <= old["expires_at"] - first["updated_at"] <= 3601
+    second = api.call("POST", path, {"overlap_s": 60}).json  # what expires can only come nearer
+    assert [item["expires_at"] is None for item in second["signing_secrets"]] == [True, False, False]
+    assert all(item["expires_at"] - second["updated_at"] <= 61 for item in second["signing_secrets"][1:])
+    alone = api.call("POST", path, {"overlap_s": 0}).json
+    assert len(alone["signing_secrets"]) == 1
+    assert "signing_secret" not in api.call("GET", f"/v1/webhook_endpoints/{made['id']}").json
+
+
+@pytest.mark.parametrize("overlap_s", [-1, 604_801, "1", 1.5])
+def test_a_bad_overlap_is_refused(api, overlap_s):
+    answer = api.call("POST", f"/v1/webhook_endpoints/{add(api)['id']}/rotate_secret", {"overlap_s": overlap_s})
+    assert answer.status == 422
+    assert [fault["pointer"] for fault in answer.json["errors"]] == ["/overlap_s"]
+
+
+def test_only_a_few_secrets_sign_at_once(api):
+    path = f"/v1/webhook_endpoints/{add(api)['id']}/rotate_secret"
+    for _ in range(endpoint.MAX_SECRETS - 1):
+        assert api.call("POST", path, {"overlap_s": 3600}).status == 200
+    refused = api.call("POST", path, {"overlap_s": 3600})
+    assert refused.status == 422
+    assert "rotate without keeping" in refused.json["detail"]
+    assert api.call("POST", path).status == 200
+
+
+def test_a_paused_endpoint_says_so_and_ends_the_pause_when_it_is_enabled(api, deliverers, receiver, database):
+    made = add(api, url=receiver.on("/hook", 500))
+    path = f"/v1/webhook_endpoints/{made['id']}"
+    assert (made["consecutive_failures"], made["failing_since"], made["paused_until"]) == (0, None, None)
+    deliverers.start([0.0] * 20, webhook_breaker_failures=3, webhook_breaker_s=3600.0)
+    finish(database, 8)
+    shown = waiting.until(lambda: (now := api.call("GET", path).json)["paused_until"] and now)
+    assert shown["consecutive_failures"] >= 3
+    assert 2_800 <= shown["paused_until"] - shown["failing_since"] <= 4_400
+    assert shown["state"] == "enabled"
+    waits = waiting.until(lambda: found if len(found := [
+        item for item in api.call("GET", f"/v1/deliveries?endpoint={made['id']}&state=pending").json["data"]
+        if not item["attempts"]]) >= 4 else [])
+    assert waits
+    receiver.on("/hook", 200)
+    assert api.call("POST", path, {"state": "enabled"}).json["paused_until"] is None
+    ended(database, "delivered", 8)
+
+
+def test_an_endpoint_given_up_says_why_and_comes_back_when_enabled(api, deliverers, receiver, database):
+    made = add(api, url=receiver.on("/hook", 500))
+    path = f"/v1/webhook_endpoints/{made['id']}"
+    deliverers.start([0.0] * 20, webhook_give_up_s=0.001)
+    finish(database)
+    shown = waiting.until(lambda: (now := api.call("GET", path).json)["state"] == "disabled" and now)
+    assert shown["disabled_reason"].startswith("nothing but failures since ")
+    receiver.on("/hook", 200)
+    back = api.call("POST", path, {"state": "enabled"}).json
+    assert (back["state"], back["disabled_reason"], back["consecutive_failures"]) == ("enabled", None, 0)
+    finish(database)
+    ended(database, "delivered", 1)
 
 
 def test_a_test_tells_what_the_receiver_said(api, deliverers, receiver):

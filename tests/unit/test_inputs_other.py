@@ -120,6 +120,16 @@ def test_an_image_cut_off_anywhere_is_refused(content):
             pictures.size(content[:end])
 
 
+def test_a_jpeg_of_thousands_of_scans_is_refused():
+    out = io.BytesIO()
+    Image.new("L", (64, 64), 128).save(out, "JPEG", progressive=True)
+    content = out.getvalue()
+    assert pictures.size(content) == (64, 64)
+    start, end = content.rfind(b"\xff\xda"), content.rfind(b"\xff\xd9")
+    with pytest.raises(pictures.PictureInvalid, match="scans"):
+        pictures.size(content[:end] + content[start:end] * pictures.MAX_SCANS + content[end:])
+
+
 @pytest.mark.parametrize("content", PICTURES)
 def test_a_damaged_image_is_refused_or_has_a_size(content):
     for at in range(0, len(content), 5):

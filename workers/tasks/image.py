@@ -20,6 +20,8 @@ from workers.tasks.base import Item, ItemFault, Task
 from workers.tasks.scores import Scores
 
 MAX_PIXELS = 1 << 26  # more is a decompression bomb
+MAX_SCANNED = 16 * MAX_PIXELS  # pixels of an image times its scans, each of which goes over all of them
+_SCAN = b"\xff\xda"
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _DATATYPES = ("FP32", "FP16", "UINT8")
 _WANTED = ("an image network takes one FP32, FP16 or UINT8 tensor [n, channels, height, width], "
@@ -94,6 +96,8 @@ class ImageTask(Scores):
                 pixels = image.width * image.height
                 if pixels > MAX_PIXELS:
                     return ItemFault("input_invalid", f"the image has over {MAX_PIXELS} pixels")
+                if image.format == "JPEG" and content.count(_SCAN) * pixels > MAX_SCANNED:
+                    return ItemFault("input_invalid", "the image has too many scans: save it as baseline")
                 upright = ImageOps.exif_transpose(image)
                 return self._item(self._frame.array(upright, self._dtype), pixels)
         except (msgspec.DecodeError, RecursionError, ValueError) as error:
