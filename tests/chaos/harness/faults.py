@@ -22,6 +22,7 @@ from tests.chaos.harness.stage import Stage
 
 QUEUE = contract.queue_name("cpu", contract.INTERACTIVE)
 BALLAST_BYTES = 1 << 20
+COMES_BACK_S = 5.0
 AT_WORK_S = 1.0  # how long a kill of a worker waits for it to have something to do
 Mend = Callable[[], None]
 
@@ -54,17 +55,31 @@ class Injector:
                 if stop.wait(max(0.0, begun_s + at_s - time.monotonic())):
                     return
                 if isinstance(what, Fault):
+                    if what.target == "up":  # it can't start again beside a broker that is away
+                        due = self._mended(due)
                     mend = self._inject(what)
                     if mend is not _nothing:
                         heapq.heappush(due, (at_s + what.for_s, next(number), mend, kind))
                 else:
-                    what()
-                    self._stage.history.write("mended", fault=kind)
+                    self._mend(what, kind)
             stop.wait(max(0.0, begun_s + seconds - time.monotonic()))
         finally:
             for _, _, what, _ in due:
                 if not isinstance(what, Fault):
                     what()
+
+    def _mend(self, mend: Mend, kind: str) -> None:
+        mend()
+        self._stage.history.write("mended", fault=kind)
+
+    def _mended(self, due: list[tuple[float, int, Fault | Mend, str]]) -> list[tuple[float, int, Fault | Mend, str]]:
+        """What is still due once all that is broken has been mended now."""
+        for _, _, what, kind in due:
+            if not isinstance(what, Fault):
+                self._mend(what, kind)
+        left = [each for each in due if isinstance(each[2], Fault)]
+        heapq.heapify(left)
+        return left
 
     def _inject(self, fault: Fault) -> Mend:
         # The prefix is the kind's family: "database_fast" is one way of `_database`.
@@ -81,7 +96,10 @@ class Injector:
         return mend
 
     def _pick(self, fault: Fault) -> psutil.Process | None:
-        found = self._stage.processes(fault.target)
+        """One process of the target; one that is just being started again is waited for a little."""
+        end = time.monotonic() + COMES_BACK_S
+        while not (found := self._stage.processes(fault.target)) and time.monotonic() < end:
+            time.sleep(0.05)
         return found[int(fault.share * len(found))] if found else None
 
     def _kill(self, fault: Fault, details: dict[str, object]) -> Mend | None:
