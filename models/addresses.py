@@ -160,6 +160,8 @@ def _form(url: str) -> tuple[str, str] | None:
         return "format", "leave the fragment out and percent-encode what isn't ASCII after the host"
     if not parts.hostname:
         return "host", "the URL names no host; write https://host/path"
+    if "[" in parts.netloc and ":" not in parts.hostname:  # how much urlsplit lets through depends on its age
+        return "format", "only an IPv6 address goes into brackets"
     return None
 
 

@@ -80,7 +80,7 @@ def log_of(database: Database, **filters: Any) -> list[Logged]:
         return delivery_log.listing(tx, TENANT, limit=1000, **filters)
 
 
-def ended(database: Database, state: str, count: int = 1) -> list[Logged]:
+def ended(database: Database, state: str, count: int = 1, **filters: Any) -> list[Logged]:
     """The deliveries in this state, once there are `count`."""
-    return waiting.until(lambda: found if len(found := log_of(database, state=state)) == count else [],
+    return waiting.until(lambda: found if len(found := log_of(database, state=state, **filters)) == count else [],
                          what=f"{count} {state} deliveries")

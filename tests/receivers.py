@@ -1,5 +1,6 @@
 """Real HTTP receivers that misbehave on order: each request is answered by what its path asks for."""
 
+import contextlib
 import socket
 import ssl
 import struct
@@ -34,12 +35,13 @@ class Answers:
 class Receiver:
     """`answers["/path"] = [500, 200]`: the last answer repeats; a path without answers gets 204."""
 
-    def __init__(self, *, host: str = "127.0.0.1", tls: tuple[Path, Path] | None = None) -> None:
+    def __init__(self, *, host: str = "127.0.0.1", port: int = 0,
+                 tls: tuple[Path, Path] | None = None) -> None:
         self.received: list[Received] = []
         self.released = threading.Event()
         self._answers: dict[str, Answers] = {}
         self._lock = threading.Lock()
-        self._server = _Server((host, 0), _handler(self))
+        self._server = _Server((host, port), _handler(self))
         self._server.daemon_threads = True
         if tls is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -138,6 +140,21 @@ def drip(handler: Any, receiver: Receiver) -> None:
             handler.wfile.flush()
     except OSError:
         pass
+
+
+def endless(handler: Any, receiver: Receiver) -> None:
+    """A body that never ends, as fast as it is taken."""
+    with contextlib.suppress(OSError):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while not receiver.released.is_set():
+            handler.wfile.write(b"10000\r\n" + b"x" * 65_536 + b"\r\n")
+
+
+def endless_headers(handler: Any, receiver: Receiver) -> None:
+    """Interim answers without end: each is whole, and the real one never comes."""
+    with contextlib.suppress(OSError):
+        while not receiver.released.wait(0.01):
+            handler.wfile.write(b"HTTP/1.1 100 Continue\r\nX: y\r\n\r\n" * 50)
 
 
 def slowly(delay_s: float) -> Callable[[Any, Receiver], None]:

@@ -123,6 +123,16 @@ def test_a_receiver_that_drips_bytes_costs_the_total_time_only(receiver, hasty):
     assert hasty.send(receiver.on("/drip", receivers.drip), HEADERS, b"{}").error.startswith("timeout:")
 
 
+def test_interim_answers_without_end_cost_the_total_time_only(receiver, hasty):
+    answer = hasty.send(receiver.on("/continue", receivers.endless_headers), HEADERS, b"{}")
+    assert answer.error.startswith("timeout:")
+
+
+def test_of_a_body_without_end_the_first_part_is_read(receiver, sender):
+    answer = sender.send(receiver.on("/endless", receivers.endless), HEADERS, b"{}")
+    assert (answer.status, answer.error, answer.response) == (200, None, b"x" * KEPT)
+
+
 def test_a_port_that_nobody_listens_on_is_failure(sender):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -142,6 +152,61 @@ def test_a_name_that_leads_to_a_private_address_is_refused(monkeypatch):
     monkeypatch.setattr(addresses, "resolve", lambda *_: [ipaddress.ip_address("10.0.0.7")])
     with Sender(LOCAL) as strict:
         assert "10.0.0.7" in strict.send("https://rebound.example/", HEADERS, b"{}").error
+
+
+@pytest.fixture
+def resolver(monkeypatch):
+    """Answers for names under `.test`, one after the other; everything else is asked as ever."""
+    answers, asked, real = {}, [], socket.getaddrinfo
+
+    def look_up(host, port, *arguments, **named):
+        if host not in answers:
+            return real(host, port, *arguments, **named)
+        asked.append(host)
+        found = answers[host].pop(0) if len(answers[host]) > 1 else answers[host][0]
+        return [item for address in found for item in real(address, port, *arguments, **named)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    return answers, asked
+
+
+def test_a_name_is_asked_once_and_what_was_checked_is_what_is_connected_to(receiver, resolver):
+    answers, asked = resolver
+    with receivers.Receiver(host="127.0.0.2", port=receiver.port) as inside:
+        answers["rebind.test"] = [["127.0.0.1"], ["127.0.0.2"]]
+        allowed = addresses.Policy((ipaddress.ip_network("127.0.0.1/32"),))
+        with Sender(allowed) as careful:
+            url = f"http://rebind.test:{receiver.port}/x"
+            first = careful.send(url, HEADERS, b"{}")
+            assert (first.status, first.error) == (204, None)
+            assert asked == ["rebind.test"]
+            # An idle connection to the good address doesn't spare the name a look.
+            second = careful.send(url, HEADERS, b"{}")
+        assert second.error.startswith("address:")
+        assert "127.0.0.2" in second.error
+        assert asked == ["rebind.test"] * 2
+        assert len(receiver.received) == 1
+        assert receiver.received[0].headers["host"] == f"rebind.test:{receiver.port}"
+        assert inside.received == []
+
+
+@pytest.mark.parametrize("found", [["169.254.169.254"], ["127.0.0.1", "10.0.0.1"], ["0.0.0.0"], ["::ffff:10.0.0.1"],
+                                   ["64:ff9b::a9fe:a9fe"], ["2002:7f00:1::"], ["fe80::1"], ["168.63.129.16"]])
+def test_a_name_with_one_address_inside_is_refused_before_anything_is_sent(receiver, resolver, found):
+    answers, _ = resolver
+    answers["inside.test"] = [found]
+    with Sender(LOCAL) as careful:
+        answer = careful.send(f"http://inside.test:{receiver.port}/x", HEADERS, b"{}")
+    assert answer.error.startswith("address:")
+    assert receiver.received == []
+
+
+def test_a_redirect_to_an_address_inside_is_not_followed(receiver, sender):
+    with receivers.Receiver(host="127.0.0.2") as inside:
+        there = f"http://127.0.0.2:{inside.port}/latest/meta-data"
+        answer = sender.send(receiver.on("/moved", (307, {"Location": there}, b"")), HEADERS, b"{}")
+        assert answer.error.startswith("redirect:")
+        assert inside.received == []
 
 
 def test_a_name_without_an_address_is_failure(sender):

@@ -9,6 +9,7 @@ import pytest
 from models import addresses
 from models.errors import InvalidRequest, SettingsInvalid
 from models.settings import Settings
+from tests import waiting
 
 PUBLIC = ["8.8.8.8", "1.1.1.1", "2606:4700::1111", "2a00:1450:4001:81b::200e", "::ffff:8.8.8.8"]
 PRIVATE = [
@@ -69,6 +70,10 @@ def test_a_good_url_comes_apart_into_its_parts(url, target):
     ("https://127.0.0.1./", "address"), ("https://127.0.0.0x1/", "host"), ("https://1.2.3.4.5/", "host"),
     ("https://256.1.1.1/", "host"), ("https://\uff11\uff12\uff17.0.0.1/", "address"),
     ("https://127\u30020\u30020\u30021/", "address"), ("https://[fe80::1%25eth0]/", "address"),
+    ("https://[::1%251]/", "address"), ("https://[2606:4700::1111%25eth0]/", "address"), ("https://0/", "host"),
+    ("https://0x7F000001/", "host"), ("https://0177.1/", "host"), ("https://2130706433./", "host"),
+    ("https://[::ffff:7f00:1]/", "address"), ("https://[0:0:0:0:0:ffff:10.0.0.1]/", "address"),
+    ("https://[64:ff9b::10.0.0.1]/", "address"), ("https://[v1.x]/", "format"),
     ("https://example.com:8443/", "port"), ("https://example.com:22/", "port"), ("https://8.8.8.8:25/", "port"),
     ("https://example.com:99999/", "format"), ("https://example.com:port/", "format"),
     ("https://exam\tple.com/", "format"), ("https://example.com/a b", "format"), ("https://example.com/\r\nx: y", "format"),
@@ -145,6 +150,25 @@ def test_a_resolver_that_hangs_costs_its_deadline_only(monkeypatch):
             addresses.resolve("slow.example", 443, 0.05)
     finally:
         released.set()
+
+
+def test_a_resolver_that_hangs_is_asked_once_however_many_wait(monkeypatch):
+    released, asked = threading.Event(), []
+
+    def hang(host, *_arguments, **_named):
+        asked.append(host)
+        released.wait(30)
+        return [(0, 0, 0, "", ("9.9.9.9", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    try:
+        for _ in range(5):
+            with pytest.raises(addresses.NotResolved, match="within"):
+                addresses.resolve("stuck.example", 443, 0.01)
+        assert asked == ["stuck.example"]
+    finally:
+        released.set()
+    waiting.until(lambda: addresses.resolve("stuck.example", 443, 5.0) == [ipaddress.ip_address("9.9.9.9")])
 
 
 def test_the_policy_is_the_operators_networks_and_loopback_without_keys():
