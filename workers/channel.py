@@ -28,6 +28,10 @@ def guarded(channel_class: type) -> type:
             # for `BRPOP` and subscriptions have connections of their own.)
             if asynchronous:
                 return super()._create_client(asynchronous=True)
+            if self.connection is None or self.connection.client is None:
+                # Closing a lost connection, kombu restores what is unacknowledged: without this
+                # it trips over the connection that is gone, which ends the whole worker.
+                raise redis.ConnectionError("the connection is closed")
             # There is a new pool after a reconnect.
             if self._kept is None or self._kept.connection_pool is not self.pool:
                 self._kept = super()._create_client()

@@ -65,6 +65,7 @@ def _out_of_reach(stack: Stack) -> set[str]:
                                  for fault in ("killed", "frozen"))])
 def test_without_a_broker_jobs_are_accepted_as_fast_and_run_when_it_is_back(
         stack: Stack, fault: str, jobs: int, say: Any) -> None:
+    (worker,) = stack.live()
     with stack.load(rate_s=100) as before:
         before.reached(jobs // 2)
     stack.drained()
@@ -92,6 +93,7 @@ def test_without_a_broker_jobs_are_accepted_as_fast_and_run_when_it_is_back(
         long_poll_s=round(waited_s, 2), left=left, ready_after_s=round(ready_s, 2),
         drained_after_s=round(drained_s, 2), **figures)
     assert not during.trouble
+    assert [each.id for each in stack.live()] == [worker.id]
 
 
 @pytest.mark.parametrize(("kind", "cuts"), [("sqlite", 10), pytest.param("sqlite", 60, marks=slow),
