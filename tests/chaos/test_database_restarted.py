@@ -57,6 +57,7 @@ class Probe:
                 status, told = 0, {"code": type(error).__name__}
             with self._lock:
                 self.answers.append((time.monotonic(), status, told))
+        connection.close()
 
     def rate(self, since: float, until: float) -> float:
         """Accepted jobs a second."""
