@@ -1,12 +1,15 @@
 """`/v1/webhook_endpoints`, `/v1/deliveries` and the secrets, over a real database, receivers and a delivery duty."""
 
+import ipaddress
+
 import pytest
 import standardwebhooks
 
-from models import endpoint, ids
+from models import addresses, endpoint, ids
 from models.database import Statement
 from tests import apis, receivers, waiting
 from tests.deliverers import Deliverers, ended, finish, log_of
+from tests.targets import PRIVATE
 
 URL = "https://example.com/hook"
 
@@ -102,6 +105,18 @@ def test_a_bad_change_is_refused_and_changes_nothing(api, body, pointer):
     assert answer.status == 422
     assert [fault["pointer"] for fault in answer.json["errors"]] == [pointer]
     assert api.call("GET", path).json["name"] == "mine"
+
+
+def test_every_address_that_is_not_public_is_refused_where_it_is_given(api):
+    """Without keys loopback alone is allowed."""
+    inside = [text for text in PRIVATE if not addresses.listed(ipaddress.ip_address(text), addresses.LOOPBACK)]
+    assert len(inside) > 40
+    for text in inside:
+        url = f"https://[{text}]/hook" if ":" in text else f"https://{text}/hook"
+        refused = api.call("POST", "/v1/webhook_endpoints", {"name": "x", "url": url})
+        assert (refused.status, refused.json["errors"][0]["rule"]) == (422, "address"), text
+        job = api.submit(webhook={"url": url})
+        assert (job.status, job.json["errors"][0]["pointer"]) == (422, "/webhook/url"), text
 
 
 def test_a_name_that_leads_to_this_machine_is_allowed_only_without_keys(api):

@@ -12,6 +12,7 @@ import pytest
 
 from models import addresses
 from tests import receivers, waiting
+from tests.targets import PRIVATE
 from workers.housekeeping.sender import KEPT, Sender
 
 HEADERS = {"webhook-id": "evt_1", "webhook-timestamp": "1", "webhook-signature": "v1,x"}
@@ -199,6 +200,13 @@ def test_a_name_with_one_address_inside_is_refused_before_anything_is_sent(recei
         answer = careful.send(f"http://inside.test:{receiver.port}/x", HEADERS, b"{}")
     assert answer.error.startswith("address:")
     assert receiver.received == []
+
+
+def test_every_address_that_is_not_public_is_refused_at_the_attempt_too():
+    with Sender(addresses.Policy()) as strict:
+        for text in PRIVATE:
+            host = f"[{text}]" if ":" in text else text
+            assert strict.send(f"https://{host}/x", HEADERS, b"{}").error.startswith("address:"), text
 
 
 def test_a_redirect_to_an_address_inside_is_not_followed(receiver, sender):
