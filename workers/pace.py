@@ -7,7 +7,7 @@ batches overlap, what padding and half-full ones cost, and who else needs this m
 import math
 import threading
 
-MEMORY_S = 15.0  # of saturated time: older measurements lose their say
+MEMORY_S = 8.0  # of saturated time: older measurements lose their say
 PRIOR_S = 1.0  # the weight of "as learned", until there are measurements
 
 
