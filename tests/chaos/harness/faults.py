@@ -19,11 +19,12 @@ from models import contract
 from tests import waiting
 from tests.chaos.harness.schedule import Fault
 from tests.chaos.harness.stage import Stage
+from tests.chaos.harness.traffic import Traffic
 
 QUEUE = contract.queue_name("cpu", contract.INTERACTIVE)
 BALLAST_BYTES = 1 << 20
 COMES_BACK_S = 5.0
-AT_WORK_S = 1.0  # how long a kill of a worker waits for it to have something to do
+AT_WORK_S = 2.5  # how long a kill of a worker waits for it to have something to do
 Mend = Callable[[], None]
 
 
@@ -32,11 +33,11 @@ def _nothing() -> None:
 
 
 class Injector:
-    """Goes through a schedule in the calling thread. `poison` has the load send an input that kills its worker."""
+    """Goes through a schedule in the calling thread."""
 
-    def __init__(self, stage: Stage, poison: Callable[[], None], seed: int) -> None:
+    def __init__(self, stage: Stage, traffic: Traffic, seed: int) -> None:
         self._stage = stage
-        self._send_poison = poison
+        self._traffic = traffic
         self._chance = random.Random(seed)
         self._stopped: dict[int, psutil.Process] = {}
         self.counts: Counter[str] = Counter()
@@ -119,6 +120,7 @@ class Injector:
 
     def _stopped_at_work(self, process: psutil.Process) -> list[str]:
         """Stop a worker, if it can be while it runs jobs; which it holds, and will when it is killed."""
+        self._traffic.burst()
         end = time.monotonic() + AT_WORK_S
         while True:
             process.suspend()
@@ -266,7 +268,7 @@ class Injector:
         return behave
 
     def _poison(self, _fault: Fault, _details: dict[str, object]) -> Mend:
-        self._send_poison()
+        self._traffic.poison()
         return _nothing
 
     def mend(self) -> None:

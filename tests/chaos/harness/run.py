@@ -65,7 +65,7 @@ def _act(stage: Stage, seed: int, seconds: float, faults: Sequence[schedule.Faul
     written = stage.history
     try:
         with Traffic(stage, seed=seed) as traffic:
-            injector = Injector(stage, traffic.poison, seed)
+            injector = Injector(stage, traffic, seed)
             injector.run(faults, seconds, threading.Event())
             injector.mend()
             written.write("calm")

@@ -25,6 +25,7 @@ REQUEST_S = 12.0
 PATIENCE_S = 90.0  # for one answer, however often the service is away meanwhile
 RETRY_S = 0.1
 REMEMBERED = 400  # of what was accepted, to be looked at again
+BURST = 150
 REFUSED = "refused"  # nobody listened, so nothing was accepted
 Json = Mapping[str, Any]
 
@@ -257,16 +258,22 @@ class Traffic:
             if answer.status == 200 else _shown(answer))
 
     def poison(self) -> None:
-        """One input that kills its worker among 63 others, in a thread of its own."""
+        """One input that kills its worker among 63 others."""
+        self._aside("poison", [examples.VALID] * 63 + [examples.POISONED])
+
+    def burst(self) -> None:
+        """So many at once that every worker has something to do for a moment."""
+        self._aside("burst", [examples.VALID] * BURST)
+
+    def _aside(self, name: str, kinds: Sequence[str]) -> None:
+        """One batch from a thread of its own."""
         def send() -> None:
-            chance = random.Random(f"{self._seed}/poison/{time.monotonic()}")
-            kinds = [examples.VALID] * 63 + [examples.POISONED]
-            chance.shuffle(kinds)
-            jobs = [self._make(chance, kind) for kind in kinds]
+            chance = random.Random(f"{self._seed}/{name}/{time.monotonic()}")
+            jobs = [self._make(chance, kind) for kind in chance.sample(kinds, len(kinds))]
             with contextlib.closing(Connection(self._stage)) as connection:
                 self._submit(connection, jobs, key=_key(chance), batch=True)
 
-        thread = threading.Thread(target=send, daemon=True, name="poison")
+        thread = threading.Thread(target=send, daemon=True, name=name)
         self._threads.append(thread)
         thread.start()
 
