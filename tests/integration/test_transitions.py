@@ -107,7 +107,7 @@ def test_a_job_past_its_deadline_is_not_claimed_and_expires(database, accept, wo
 
 
 def test_a_running_job_expires_and_its_result_is_discarded(database, accept, worker) -> None:
-    me, wanted = worker(), accept(deadline_s=0.05)
+    me, wanted = worker(), accept(deadline_s=0.5)
     claimed = _claim(database, wanted, me)
     while not database.write(job.expire):
         time.sleep(0.01)
@@ -116,7 +116,7 @@ def test_a_running_job_expires_and_its_result_is_discarded(database, accept, wor
 
 
 def test_a_settle_after_the_deadline_says_expired_and_stores_no_result(database, accept, worker) -> None:
-    me, wanted = worker(), accept(deadline_s=0.05)
+    me, wanted = worker(), accept(deadline_s=0.5)
     claimed = _claim(database, wanted, me)
     deadline = _get(database, wanted[0]).deadline_at
     while database.now() <= deadline:
@@ -278,6 +278,27 @@ def test_a_job_that_kills_alone_is_parked_after_max_attempts_and_may_be_retried(
     assert (row["suspect"], row["crashes"], row["crashes_alone"]) == (False, 0, 0)
 
 
+def test_a_job_that_takes_workers_along_whom_nobody_sees_die_is_parked_too(database, accept, worker) -> None:
+    (wanted,) = accept()
+    for attempt in range(1, claim.UNCONFIRMED * MAX_ATTEMPTS + 1):
+        me = worker()
+        assert [c.attempt for c in _claim(database, [wanted], me, alone=True)] == [attempt]
+        last = attempt == claim.UNCONFIRMED * MAX_ATTEMPTS
+        assert _end(database, me, incarnation.LOST) == ([wanted] if last else [])
+    found = _get(database, wanted)
+    assert (found.state, found.error_code, found.crashes) == ("failed", "crashes_exhausted", 0)
+
+
+def test_a_worker_that_holds_what_has_begun_has_worked(database, accept, worker) -> None:
+    me = worker()
+    _claim(database, accept(), me, begun=False)
+    with database.read() as tx:
+        assert not claim.runs(tx, me)
+    _claim(database, accept(), me, begun=True)
+    with database.read() as tx:
+        assert claim.runs(tx, me)
+
+
 def test_a_life_ends_once(database, worker) -> None:
     me = worker()
     assert _end(database, me, incarnation.EXITED) == []
@@ -336,3 +357,23 @@ def test_a_state_that_cannot_be_is_refused_by_the_database(database, accept) -> 
         with pytest.raises(Exception, match=r"(?i)check"):
             database.write(lambda tx, change=change: tx.run(
                 Statement(f"UPDATE jobs SET {change} WHERE id = :id"), id=wanted))
+
+
+def test_a_death_beside_another_claim_does_not_count_as_alone(database, accept, worker) -> None:
+    """What was claimed for the next batch may have been in the decoder."""
+    wanted = accept(2)
+    me = worker()
+    _claim(database, wanted[:1], me, begun=True)
+    _claim(database, wanted[1:], me, begun=False)
+    _end(database, me, incarnation.KILLED)
+    rows = [_row(database, each) for each in wanted]
+    assert [(row["suspect"], row["crashes"], row["crashes_alone"]) for row in rows] == [(True, 1, 0), (False, 0, 0)]
+
+
+def test_what_was_not_run_is_given_back_with_the_settle(database, accept, worker) -> None:
+    wanted, me = accept(2), worker()
+    claimed = _claim(database, wanted, me)
+    outcomes = [Outcome(c.id, c.attempt, "succeeded", output=b"{}") for c in claimed if c.id == wanted[0]]
+    settled = database.write(lambda tx: claim.settle(tx, outcomes, incarnation=me, unrun=wanted))
+    assert settled == {wanted[0]: "succeeded"}
+    assert [_row(database, each)["state"] for each in wanted] == ["succeeded", "queued"]
