@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from models import claim, contract, feed
-from models.database import SQLITE, Statement, Transaction
+from models.database import Statement, Transaction, values_of
 from models.schema import Flag, Text, Time, metadata
 
 WORKER, HOUSEKEEPING, API = "worker", "housekeeping", "api"
@@ -67,10 +67,10 @@ _LIVE = Statement("SELECT id, kind, host, pid, hardware, lanes, ready, started_a
                   "holding FROM incarnations WHERE ended_at IS NULL ORDER BY id")
 _END = Statement("UPDATE incarnations SET ended_at = {now}, end_reason = :reason WHERE id = :id "
                  "AND ended_at IS NULL AND beats = COALESCE(:beats, beats) RETURNING hardware")
-_LOCK_JOBS = Statement(
-    "SELECT count(*) FROM (SELECT 1 FROM jobs WHERE id = ANY(ARRAY(SELECT id FROM jobs "
-    f"WHERE incarnation = :id AND state = 'running' AND NOT waiting UNION ALL {feed.TICKETED})) "
-    "ORDER BY id FOR UPDATE) AS j")
+_RELEASED = ("SELECT id FROM jobs WHERE incarnation = :id AND state = 'running' AND NOT waiting "
+             f"UNION ALL {feed.TICKETED}")
+_LOCK_JOBS = Statement(  # ARRAY(…): see claim.give_back
+    f"SELECT id FROM jobs WHERE id = ANY(ARRAY({_RELEASED})) ORDER BY id FOR UPDATE", sqlite=_RELEASED)
 _DROP_LEASES = Statement("DELETE FROM leases WHERE incarnation = :id")
 
 
@@ -100,12 +100,13 @@ def end(tx: Transaction, incarnation: str, reason: str, *, max_attempts: int,
     row = tx.one(_END, id=incarnation, reason=reason, beats=beats)
     if row is None:
         return None
-    if row[0] is not None and tx.dialect != SQLITE:  # one order for both sets: see claim
-        tx.one(_LOCK_JOBS, id=incarnation, hardware=row[0])
+    # What it held and what had a ticket, locked in one go: one after the other, each in its order, they would
+    # deadlock with a claim. What is marked from now on was not in its buffer.
+    jobs = [] if row[0] is None else values_of(tx.all(_LOCK_JOBS, id=incarnation, hardware=row[0]))
     parked = claim.release(tx, incarnation, confirmed=reason == KILLED, max_attempts=max_attempts)
     tx.run(_DROP_LEASES, id=incarnation)
     if row[0] is not None:
-        feed.clear_marks(tx, row[0])
+        claim.unmark(tx, jobs)
         if feed.left(tx, row[0]):  # else new arrivals would slip past what came back
             feed.close(tx, row[0], contract.INTERACTIVE)
     return parked

@@ -155,7 +155,8 @@ class Protocol(RuleBasedStateMachine):
     def claim(self, life: int, which: list[int], begun: bool, alone: bool) -> None:
         self._claim(self._life(life), [self._job(each, "waiting") for each in which], begun=begun, alone=alone)
 
-    @rule(slot=_slot, which=_one, reason=st.sampled_from(["killed", "killed", "lost"]), times=st.integers(1, 4))
+    @rule(slot=_slot, which=_one, reason=st.sampled_from(["killed", "killed", "lost"]),
+          times=st.sampled_from([1, 2, 3, 4, 1, 2, 3, 31]))
     def die_of(self, slot: int, which: int, reason: str, times: int) -> None:
         """A job kills its worker again and again, with nothing beside it but what the first one held before."""
         name = self._job(which, "waiting")

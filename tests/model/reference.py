@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 LIVE = ("queued", "running")
 TICKET_S = 30
 MAX_ATTEMPTS = 3
+UNCONFIRMED_ATTEMPTS = 30
 
 
 @dataclass
@@ -164,7 +165,9 @@ class Reference:
                 job.crashes_alone += 1
         if begun and not confirmed:
             self.unconfirmed[life] = self.unconfirmed.get(life, 0) + len(begun)
-        parked = [job for job in begun if job.crashes_alone >= MAX_ATTEMPTS]
+        # Where nobody ever confirms a death, the number of attempts must do instead.
+        worn = not confirmed and len(held) == 1 and held[0].attempt >= UNCONFIRMED_ATTEMPTS
+        parked = [job for job in begun if job.crashes_alone >= MAX_ATTEMPTS or worn]
         for job in parked:
             job.error = "crashes_exhausted"
             self._finish(job, "failed")

@@ -192,3 +192,22 @@ def test_padded_batches_waste_less_than_arrival_order_and_starve_nobody():
         taken += len(ids)
     assert taken == len(lengths)
     assert padded < 1.3 * sum(lengths.values())
+
+
+def test_suspects_of_one_ticket_run_together_and_with_nobody_else():
+    buffer = Buffer(a_1=CHEAP)
+    first, second = buffer.add("a@1", *[{}] * 6, alone=True), buffer.add("a@1", {}, alone=True)
+    others = buffer.add("a@1", {}, {})
+    assert buffer.take(only_full=True) is None
+    assert buffer.take() == first[:4]  # one batch of its network
+    assert buffer.take() == first[4:]
+    assert buffer.take() == second
+    assert buffer.take() == others
+
+
+def test_a_ticket_of_suspects_counts_as_one_batch_towards_hunger():
+    buffer = Buffer(a_1=CHEAP)
+    buffer.add("a@1", *[{}] * 6, alone=True)
+    assert buffer.hungry()
+    buffer.add("a@1", {}, alone=True)
+    assert not buffer.hungry()

@@ -67,3 +67,15 @@ def test_a_whole_batch_fits_however_its_shares_round(items: int) -> None:
     jobs = [Waiting(Entry(f"job_{n}", 1.0, 5, None, "t"), "a@1", False) for n in range(3000)]
     packed = pack(jobs, lambda _: Limit(items, float("inf")), 2.0)
     assert 2 * items <= sum(len(each.ticket.entries) for each in packed) < 2 * items + MAX_ENTRIES
+
+
+def test_suspects_of_one_lost_life_share_tickets_up_to_their_number_and_no_others_join() -> None:
+    def suspects(begin: int, count: int, company: tuple[str, int] | None) -> list[Waiting]:
+        return [Waiting(Entry(f"job_{begin + n:03}", 1.0, 5, None, "t"), "a@1", suspect=True, company=company)
+                for n in range(count)]
+
+    jobs = [*suspects(0, 10, ("inc_a", 4)), *suspects(10, 3, ("inc_b", 4)), *suspects(13, 2, ("inc_c", 1)),
+            *suspects(15, 2, None), Waiting(Entry("job_900", 1.0, 5, None, "t"), "a@1", suspect=False)]
+    packed = pack(jobs, lambda _: Limit(64), 100.0)
+    assert [(each.ticket.alone, len(each.ticket.entries)) for each in packed] == [
+        (True, 4), (True, 4), (True, 2), (True, 3), (True, 1), (True, 1), (True, 1), (True, 1), (False, 1)]
