@@ -66,7 +66,7 @@ _BEAT = Statement("UPDATE incarnations SET heartbeat_at = {now}, beats = beats +
 _LIVE = Statement("SELECT id, kind, host, pid, hardware, lanes, ready, started_at, heartbeat_at, beats, "
                   "holding FROM incarnations WHERE ended_at IS NULL ORDER BY id")
 _END = Statement("UPDATE incarnations SET ended_at = {now}, end_reason = :reason WHERE id = :id "
-                 "AND ended_at IS NULL AND beats = COALESCE(:beats, beats) RETURNING hardware")
+                 "AND ended_at IS NULL AND beats = COALESCE(:beats, beats) RETURNING hardware, kind")
 _RELEASED = ("SELECT id FROM jobs WHERE incarnation = :id AND state = 'running' AND NOT waiting "
              f"UNION ALL {feed.TICKETED}")
 _LOCK_JOBS = Statement(  # ARRAY(…): see claim.give_back
@@ -109,7 +109,17 @@ def end(tx: Transaction, incarnation: str, reason: str, *, max_attempts: int,
         claim.unmark(tx, jobs)
         if feed.left(tx, row[0]):  # else new arrivals would slip past what came back
             feed.close(tx, row[0], contract.INTERACTIVE)
+    if row[1] == HOUSEKEEPING and reason != EXITED:
+        _forget_unsent(tx)
     return parked
+
+
+def _forget_unsent(tx: Transaction) -> None:
+    """A feeder marks, commits and then publishes: what it marked last may never have been sent."""
+    for hardware in sorted({name for name, lane, _ in feed.states(tx) if lane == contract.INTERACTIVE}):
+        feed.clear_marks(tx, hardware)
+        if feed.left(tx, hardware):
+            feed.close(tx, hardware, contract.INTERACTIVE)
 
 
 # Jobs that a worker claimed in the moment it was declared lost: its `end` did not see them.

@@ -26,7 +26,7 @@ from tests.chaos.harness.hooks import sitecustomize as hook
 from tests.chaos.harness.schedule import LEASE_S
 
 WORKERS = 2
-DISK_MB = 768
+DISK_MB = {"sqlite": 256, "postgres": 640}  # it is memory
 WEBHOOK_SCHEDULE = "0,0.5,1,1,2,2,3,3,4,4,5,5,5,5,5,5,8,8,8,8,8,8"
 COMMANDS = {"worker": "main.py worker ", "api": "main.py api", "housekeep": "main.py housekeep",
             "database": "bin/postgres -D"}
@@ -48,7 +48,7 @@ class Stage:
                           for name in (listeners.MAIN, listeners.ODD, listeners.OWN)}
         self.url = ""
         self.up: embedded.Up
-        self.mounted = _mount(self.data)
+        self.mounted = _mount(self.data, DISK_MB[kind])
         self._clocks = self._shared_clocks()
         self._undo = contextlib.ExitStack()
         url = (f"postgresql://headrace@/headrace?host={self.data}/postgres.sock" if kind == "postgres"
@@ -176,12 +176,12 @@ class Stage:
         return False
 
 
-def _mount(path: Path) -> bool:
+def _mount(path: Path, size_mb: int) -> bool:
     """A small file system at `path`; whether that is permitted here."""
     path.mkdir(mode=0o700)
     if shutil.which("mount") is None:
         return False
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m,mode=0711", "none", str(path)],
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_mb}m,mode=0711", "none", str(path)],
                           capture_output=True, check=False)
     return done.returncode == 0
 
