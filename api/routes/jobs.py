@@ -9,7 +9,7 @@ import structlog
 from api import admission, batches, bodies, idempotency, job_query, job_shapes, submission, waiting
 from api.http import Principal, Reply, Request, Table
 from api.intake import Key, Submission
-from models import contract, feed, ids, job, rendering
+from models import blobs, contract, feed, ids, job, rendering
 from models.database import Transaction
 from models.errors import HeadraceError, InvalidRequest, NotAdmitted, NotFound, Unavailable
 from models.idempotency import Name
@@ -266,7 +266,13 @@ def _shown(service: "Service", found: Job) -> Reply:
     """A job with its output, tag, and when to ask again."""
     output = found.output
     if output is None and found.output_blob is not None and not found.result_removed:
-        output = service.blobs.read(found.output_blob)
+        try:
+            output = service.blobs.read(found.output_blob)
+        except blobs.BlobMissing:  # perhaps its retention ended since the row was read
+            with service.database.read() as tx:
+                found = job.get(tx, found.tenant, found.id) or found
+            if not found.result_removed:
+                raise
     headers = {"Cache-Control": "private, no-cache"}
     estimate = None
     if not found.terminal:

@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
+from api import routes
 from models import claim, delivery, event, ids, incarnation, job, rendering
 from models.blobs import Blobs
 from models.database import Database, Statement, Transaction
 from models.delivery import Addressee, Event
 from models.errors import ResultExpired
 from models.settings import Settings
-from tests import rows
+from tests import apis, rows
 from workers.housekeeping.retention import Pace, Retention
 
 DAY_MS = 86_400_000
@@ -190,3 +191,21 @@ def test_a_long_transaction_makes_the_next_one_smaller_and_a_wait_makes_it_later
     for _ in range(50):
         pace.after(waited_s=0.0, held_s=1.0)
     assert pace.limit == Pace.LEAST
+
+
+def test_clients_are_told_what_was_removed_and_a_lost_blob_is_not_taken_for_that(
+        database, retention, finished, settings) -> None:
+    store = Blobs(settings.blobs)
+    blob = store.put(b'{"value": 1}')
+    kept, removed = finished(1, output_blob=blob), finished(8, output_blob=blob)
+    failed = finished(8, job.FAILED)
+    with apis.running(settings) as api:
+        with database.read() as tx:
+            read_before = job.get(tx, rows.TENANT, removed)
+        retention.turn()
+        store.delete(blob)
+        assert api.call("GET", f"/v1/jobs/{removed}").json["error"]["code"] == "result_expired"
+        assert b"result_expired" in routes.jobs._shown(api.service, read_before).body
+        again = api.call("POST", f"/v1/jobs/{failed}/retry")
+        assert (again.status, again.json["code"]) == (410, "result_expired")
+        assert api.call("GET", f"/v1/jobs/{kept}").json["code"] == "blob_missing"
