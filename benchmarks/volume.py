@@ -25,7 +25,7 @@ from benchmarks import figures, load, networks
 from benchmarks.online import Bench
 from cli import postgres
 from examples import stack as stacks
-from models import claim, feed, ids, incarnation, job
+from models import claim, feed, ids, incarnation, job, turn
 from models import database as databases
 from models.database import Transaction
 
@@ -102,7 +102,7 @@ class Probes:
         yield "accept", self._timed(lambda tx: job.accept(tx, new, now))
         # The stack's own feeder may have marked them meanwhile; the pick is timed, not a race with it.
         self._database.write(lambda tx: feed.clear_marks(tx, PROBE))
-        yield "pick", self._timed(lambda tx: _expect(feed.pick(tx, PROBE, limit=BATCH)))
+        yield "pick", self._timed(lambda tx: _expect(turn.pick(tx, PROBE, limit=BATCH)))
         yield "claim", self._timed(lambda tx: _expect(claim.claim(
             tx, names, incarnation=life, hardware=PROBE, begun=True)))
         yield "poll", self._timed(lambda tx: job.get(tx, "default", names[0]))

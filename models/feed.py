@@ -1,17 +1,16 @@
-"""Which waiting jobs get a ticket next: marks, lanes, and the feeder's pick.
+"""Which waiting jobs have a ticket: marks and lanes. Who gets the next one is in `models/turn.py`.
 
 A lane is open while no job without a ticket waits in it: only then may the API publish by itself. The API
 closes it with the first row it leaves behind, only the feeder opens it again.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from models.contract import Entry
-from models.database import Row, Statement, Transaction
+from models.database import Statement, Transaction
 from models.job import TICKET_S
 from models.schema import Flag, Text, Time, metadata
 
@@ -100,23 +99,6 @@ def reopen(tx: Transaction, hardware: str, lane: str) -> bool:
     return True
 
 
-_PICK_FIELDS = "id, work, priority, deadline_at, tenant, network, suspect"
-_PICKABLE = "hardware = :hardware AND waiting AND (ticketed_until IS NULL OR ticketed_until <= {now})"
-PRIORITIES = range(10)
-
-
-def _arms(priority: int) -> tuple[str, str]:
-    # Each arm is one walk along its index, begun only when those before it gave too few.
-    # (PostgreSQL takes FOR UPDATE inside the arms of a union only through a subquery.)
-    head = f"SELECT {_PICK_FIELDS} FROM jobs WHERE {_PICKABLE} AND priority = {priority}"
-    tail = "LIMIT :limit {for_update} {skip_locked}"
-    deadline = f"{head} AND deadline_at IS NOT NULL AND deadline_at > {{now}} ORDER BY deadline_at, id {tail}"
-    age = f"{head} AND deadline_at IS NULL AND id > :after{priority} ORDER BY id {tail}"
-    return f"SELECT * FROM ({deadline}) AS d{priority}", f"SELECT * FROM ({age}) AS a{priority}"
-
-
-_ARMS = " UNION ALL ".join(arm for priority in PRIORITIES for arm in _arms(priority))
-_PICK = Statement(f"SELECT * FROM ({_ARMS}) AS picked LIMIT :limit")
 _COMPANIES = Statement(
     "SELECT j.id, i.id, i.suspects FROM jobs j JOIN incarnations i ON i.id = j.incarnation "
     "WHERE j.id {in ids} AND j.suspect AND j.crashes = 0 AND i.suspects IS NOT NULL")
@@ -144,26 +126,6 @@ _UNDER_WAY = Statement(
     "SELECT 1 FROM jobs WHERE hardware = :hardware AND waiting AND deadline_at IS NULL "
     "AND ticketed_until > {now} + :ms UNION ALL SELECT 1 FROM jobs WHERE hardware = :hardware AND waiting "
     "AND deadline_at IS NOT NULL AND deadline_at > {now} AND ticketed_until > {now} + :ms LIMIT 1")
-
-
-def _row(row: Row) -> Waiting:
-    return Waiting(Entry(*row[:5]), str(row[5]), bool(row[6]))
-
-
-def pick(tx: Transaction, hardware: str, *, limit: int,
-         after: Mapping[int, str] = MappingProxyType({})) -> list[Waiting]:
-    """Jobs without a ticket, locked: by priority (0 first), by deadline where they have one, then by age.
-
-    `after`: low-water cursors, per priority an id below which nothing waits without a ticket, so that dead
-    entries of the index aren't walked again.
-    """
-    cursors = {f"after{priority}": after.get(priority, "") for priority in PRIORITIES}
-    picked = [_row(row) for row in tx.all(_PICK, hardware=hardware, limit=limit, **cursors)]
-    suspects = [job.entry.id for job in picked if job.suspect]
-    if not suspects:
-        return picked
-    found = companies(tx, suspects)
-    return [replace(job, company=found.get(job.entry.id)) for job in picked]
 
 
 def companies(tx: Transaction, suspects: Sequence[str]) -> dict[str, tuple[str, int]]:

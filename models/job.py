@@ -71,6 +71,13 @@ jobs = sa.Table(
     sa.Index("ix_jobs_waiting_deadline", "hardware", "priority", "deadline_at", "id",
              sqlite_where=sa.text("waiting AND deadline_at IS NOT NULL"),
              postgresql_where=sa.text("waiting AND deadline_at IS NOT NULL")),
+    # The pick's: by tenant within a priority. The two above are the pick's of release 0.1, and go after 0.2.
+    sa.Index("ix_jobs_turn", "hardware", "priority", "tenant", "id",
+             sqlite_where=sa.text("waiting AND deadline_at IS NULL"),
+             postgresql_where=sa.text("waiting AND deadline_at IS NULL")),
+    sa.Index("ix_jobs_turn_deadline", "hardware", "priority", "tenant", "deadline_at", "id",
+             sqlite_where=sa.text("waiting AND deadline_at IS NOT NULL"),
+             postgresql_where=sa.text("waiting AND deadline_at IS NOT NULL")),
     sa.Index("ix_jobs_running", "incarnation", sqlite_where=sa.text("state = 'running'"),
              postgresql_where=sa.text("state = 'running'")),
     sa.Index("ix_jobs_deadline", "deadline_at",

@@ -68,6 +68,11 @@ class Settings:
     webhook_give_up_s: float = 5 * 86400.0  # of nothing but failure, after which an endpoint is disabled
     check_s: float = 120.0  # in which a network that was sent must load and run an input made up for it
     origin_allow: tuple[str, ...] = ()  # origins whose pages may use the service while it runs without keys
+    # Of a tenant for which the operator set nothing else; 0: no limit. `default` is spared.
+    tenant_max_in_flight: int = 0
+    tenant_rate: float = 0.0  # requests a second
+    tenant_burst: int = 0
+    tenant_max_body_bytes: int = 0
     auth: str = "off"  # "off" (loopback only, tenant `default`) or "keys"
     incarnation: str = ""  # set by a supervisor, so that it can end it when it sees the process die
     host: str = "127.0.0.1"
@@ -159,6 +164,7 @@ _PARSERS: dict[str, Any] = {
     "max_depth": int, "port": int,
     "webhook_schedule": _floats, "webhook_allow": _words, "webhook_breaker_failures": int,
     "webhook_breaker_s": float, "webhook_give_up_s": float, "origin_allow": _words, "check_s": float,
+    "tenant_max_in_flight": int, "tenant_rate": float, "tenant_burst": int, "tenant_max_body_bytes": int,
 }
 _WANTED: dict[Any, str] = {int: "a whole number", float: "a number", _floats: "numbers with commas between"}
 _CHOICES = {"sqlite_synchronous": ("full", "normal"), "log_format": ("console", "json"),
@@ -166,6 +172,7 @@ _CHOICES = {"sqlite_synchronous": ("full", "normal"), "log_format": ("console", 
 _POSITIVE = ("lease_s", "max_attempts", "sweep_s", "max_inline_bytes", "max_body_bytes", "max_upload_bytes",
              "result_ttl_s", "max_wait_s", "max_depth", "webhook_breaker_failures", "webhook_breaker_s",
              "webhook_give_up_s", "check_s")
+_NOT_NEGATIVE = ("tenant_max_in_flight", "tenant_rate", "tenant_burst", "tenant_max_body_bytes")
 
 
 def load(environ: Mapping[str, str] | None = None, **flags: Any) -> Settings:
@@ -193,6 +200,8 @@ def load(environ: Mapping[str, str] | None = None, **flags: Any) -> Settings:
             faults.append(Fault(PREFIX + name.upper(), "choice", detail))
     faults += [Fault(PREFIX + name.upper(), "positive", f"{values[name]} must be above 0")
                for name in _POSITIVE if name in values and not values[name] > 0]
+    faults += [Fault(PREFIX + name.upper(), "range", f"{values[name]} must be 0 (no limit) or more")
+               for name in _NOT_NEGATIVE if name in values and not values[name] >= 0]
     database = values.get("database_url", "")
     if database and urlsplit(database).scheme.split("+")[0] not in ("sqlite", "postgresql", "postgres"):
         faults.append(Fault(PREFIX + "DATABASE_URL", "scheme", "use sqlite:///path or postgresql://…"))

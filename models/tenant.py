@@ -15,6 +15,12 @@ tenants = sa.Table(
     sa.Column("id", Text, primary_key=True),
     sa.Column("webhook_secret", Text, nullable=False),
     sa.Column("created_at", Time, nullable=False),
+    # Quotas, see models/quota.py. NULL: as the settings say; 0: none.
+    sa.Column("max_in_flight", sa.Integer),
+    sa.Column("rate", sa.Float),  # requests a second
+    sa.Column("burst", sa.Integer),
+    sa.Column("max_body_bytes", sa.BigInteger),
+    sa.Column("weight", sa.Float),  # its part of the compute where several tenants wait; NULL: 1
 )
 
 api_keys = sa.Table(

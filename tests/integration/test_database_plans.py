@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from models import claim, feed, incarnation, job
+from models import claim, feed, incarnation, job, quota, turn
 from models.database import Database, Statement
 from tests import rows
 
 _TABLE = re.compile(r"\b(jobs|inputs|results|events|j|i)\b")
-_CURSORS = {f"after{priority}": "" for priority in feed.PRIORITIES}
 ONE: Mapping[str, Any] = {"incarnation": "inc_x", "hardware": "cpu"}
 STATEMENTS: dict[str, tuple[Statement, Mapping[str, Any]]] = {
     "claim": (claim._CLAIM, {**ONE, "ids": ["a", "b"], "begun": True, "alone": False}),
@@ -28,7 +27,11 @@ STATEMENTS: dict[str, tuple[Statement, Mapping[str, Any]]] = {
     "due": (job._DUE, {"limit": 10}),
     "expire": (job._EXPIRED, {"ids": ["a"]}),
     "left": (feed._LEFT, {"hardware": "cpu"}),
-    "pick": (feed._PICK, {"hardware": "cpu", "limit": 64, **_CURSORS}),
+    "slots": (turn._SLOTS, {"hardware": "cpu"}),
+    "pick": (turn._PICK, {"hardware": "cpu", "limit": 64, "each": 64, "priorities": [5], "tenants": ["t"],
+                          "afters": [""]}),
+    "pick of SQLite": (turn._PICKS[1], {"hardware": "cpu", "limit": 64, "each": 64, "p0": 5, "t0": "t", "a0": ""}),
+    "in flight": (quota._IN_FLIGHT, {"tenants": ["t"]}),
     "mark": (feed._MARK, {"ids": ["a"], "ms": 1}),
     "clear": (feed._CLEAR, {"hardware": "cpu"}),
     "overdue": (feed._OVERDUE, {"hardware": "cpu", "ms": 1}),
@@ -36,16 +39,21 @@ STATEMENTS: dict[str, tuple[Statement, Mapping[str, Any]]] = {
     "running": (feed._TALLY_RUNNING, {}),
     "abandoned": (incarnation._ABANDONED, {}),
 }
-ONLY_SQLITE = (claim._LOOK,)
+ONLY_SQLITE = (claim._LOOK, turn._PICKS[1])
+ONLY_POSTGRES = (turn._PICK,)
 # Walks of an index that holds only what waits or runs: its size is the backlog's, not the table's.
-PARTIAL = re.compile(r"ix_jobs_(waiting|waiting_deadline|running|deadline)\b")
+PARTIAL = re.compile(r"ix_jobs_(waiting|waiting_deadline|turn|turn_deadline|running|deadline)\b")
+
+
+def _elsewhere(statement: Statement, database: Database) -> bool:
+    return statement in (ONLY_POSTGRES if database.dialect == "sqlite" else ONLY_SQLITE)
 
 
 @pytest.fixture
 def filled(database: Database) -> Database:
     """A few thousand finished jobs, some that wait, and statements that were first used when all was empty."""
     for statement, values in STATEMENTS.values():
-        if statement in ONLY_SQLITE and database.dialect != "sqlite":
+        if _elsewhere(statement, database):
             continue
         for _ in range(6):
             database.write(lambda tx, s=statement, v=values: tx.run(s, **v))
@@ -63,7 +71,7 @@ def filled(database: Database) -> Database:
 def test_no_statement_walks_the_finished_jobs(filled: Database) -> None:
     walks = {}
     for name, (statement, values) in STATEMENTS.items():
-        if statement in ONLY_SQLITE and filled.dialect != "sqlite":
+        if _elsewhere(statement, filled):
             continue
         found = _sqlite(filled, statement, values) if filled.dialect == "sqlite" else _postgres(
             filled, statement, values)

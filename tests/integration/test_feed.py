@@ -1,9 +1,9 @@
-"""Marks, lanes and the pick, on both databases."""
+"""Marks, lanes and the pick, on both databases. The pick among tenants: test_turns."""
 
 import threading
 from concurrent import futures
 
-from models import claim, feed, incarnation, job
+from models import claim, feed, incarnation, job, turn
 from models.contract import INTERACTIVE
 from models.database import Database, Statement
 from tests import rows, waiting
@@ -11,8 +11,8 @@ from tests import rows, waiting
 _PAST = Statement("UPDATE jobs SET ticketed_until = 1 WHERE id {in ids}")
 
 
-def _pick(database: Database, limit: int = 100, after: dict[int, str] | None = None) -> list[str]:
-    return database.write(lambda tx: [w.entry.id for w in feed.pick(tx, "cpu", limit=limit, after=after or {})])
+def _pick(database: Database, limit: int = 100, after: dict[turn.Slot, str] | None = None) -> list[str]:
+    return database.write(lambda tx: [w.entry.id for w in turn.pick(tx, "cpu", limit=limit, after=after or {})])
 
 
 def _mark(database: Database, wanted: list[str]) -> None:
@@ -54,7 +54,7 @@ def test_a_cursor_hides_what_lies_below_it_in_its_own_priority_only(database: Da
     wanted = rows.jobs(database, 3)
     other = rows.jobs(database, 1, priority=6)
     soon = rows.jobs(database, 1, deadline_s=60.0)
-    assert _pick(database, after={5: wanted[1]}) == [*soon, wanted[2], *other]
+    assert _pick(database, after={turn.Slot(5, rows.TENANT): wanted[1]}) == [*soon, wanted[2], *other]
 
 
 def test_suspects_are_picked_as_such(database: Database) -> None:
@@ -62,7 +62,7 @@ def test_suspects_are_picked_as_such(database: Database) -> None:
     me = rows.worker(database)
     database.write(lambda tx: claim.claim(tx, [wanted], incarnation=me, hardware="cpu", begun=True))
     database.write(lambda tx: incarnation.end(tx, me, incarnation.KILLED, max_attempts=3))
-    (found,) = database.write(lambda tx: feed.pick(tx, "cpu", limit=10))
+    (found,) = database.write(lambda tx: turn.pick(tx, "cpu", limit=10))
     assert (found.entry.id, found.suspect, found.network) == (wanted, True, rows.NETWORK)
 
 
@@ -135,7 +135,7 @@ def test_two_feeders_never_pick_the_same_job(database: Database) -> None:
 
     def take(_: int) -> list[str]:
         def work(tx):
-            picked = [w.entry.id for w in feed.pick(tx, "cpu", limit=50)]
+            picked = [w.entry.id for w in turn.pick(tx, "cpu", limit=50)]
             feed.mark(tx, picked)
             return picked
 
@@ -166,7 +166,7 @@ def test_a_claim_beside_a_feeder_takes_its_jobs_whole(database: Database) -> Non
     picked, go_on = threading.Event(), threading.Event()
 
     def mark_slowly(tx):
-        found = [w.entry.id for w in feed.pick(tx, "cpu", limit=64)]
+        found = [w.entry.id for w in turn.pick(tx, "cpu", limit=64)]
         feed.mark(tx, found)
         picked.set()
         go_on.wait(10)

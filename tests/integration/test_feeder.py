@@ -13,6 +13,7 @@ from models.contract import INTERACTIVE, Ticket
 from models.database import Database, Statement
 from models.rate import Rate, save
 from models.settings import Settings
+from models.turn import Slot
 from tests import brokers, rows, waiting
 from workers.housekeeping import process
 from workers.housekeeping.feeder import Feeder
@@ -142,7 +143,7 @@ def test_a_job_that_came_back_below_the_cursor_is_fed(database, client, feeder) 
     old = rows.jobs(database, 1, ticketed=True)
     _left_behind(database, 200)
     feeder.round()
-    feeder._lanes["cpu"].cursors[5] = "job_" + "f" * 32
+    feeder._lanes["cpu"].turns.cursors[Slot(5, rows.TENANT)] = "job_" + "f" * 32
     client.delete(QUEUE)
     database.write(lambda tx: (feed.clear_marks(tx, "cpu")))
     feeder.wake("cpu")
@@ -235,3 +236,67 @@ def _round(feeder: Feeder) -> int:
     with contextlib.suppress(redis.RedisError, OSError):
         return feeder.round()
     return 0
+
+
+def _lost(database: Database, wanted: list[str], reason: str = incarnation.LOST) -> None:
+    """A worker claims these, begins, and its life is ended."""
+    me = rows.worker(database)
+    claimed = database.write(lambda tx: claim.claim(tx, wanted, incarnation=me, hardware="cpu", begun=True, alone=True))
+    assert len(claimed) == len(wanted)
+    database.write(lambda tx: incarnation.end(tx, me, reason, max_attempts=3))
+
+
+def test_what_a_lost_life_ran_comes_back_in_eighths_down_to_one(database, client, feeder) -> None:
+    for _ in range(20):
+        rows.worker(database)
+    wanted = rows.jobs(database, 64)
+    sizes = []
+    for _ in range(3):
+        _lost(database, wanted)
+        feeder.returned("cpu", "")
+        feeder.round()
+        tickets = _tickets(client)
+        assert all(ticket.alone for ticket in tickets)
+        first = tickets[0].entries
+        sizes.append(len(first))
+        client.delete(QUEUE)
+        wanted = [entry.id for entry in first]
+    assert sizes == [8, 1, 1]
+
+
+def test_what_ran_when_a_process_was_seen_to_die_comes_back_one_by_one(database, client, feeder) -> None:
+    for _ in range(20):
+        rows.worker(database)
+    wanted = rows.jobs(database, 16)
+    _lost(database, wanted)
+    _lost(database, wanted, incarnation.KILLED)
+    _lost(database, wanted)
+    feeder.returned("cpu", "")
+    feeder.round()
+    assert {len(ticket.entries) for ticket in _tickets(client)} == {1}
+
+
+def test_a_job_that_came_back_behind_a_closed_lane_is_fed_at_once(database, client, feeder) -> None:
+    old = rows.jobs(database, 1, ticketed=True)
+    _left_behind(database, 200)
+    feeder.round()  # without a worker: one ticket, and the rest waits behind a closed lane
+    lane = feeder._lanes["cpu"]
+    lane.turns.cursors[Slot(5, rows.TENANT)] = old[0] + "z"
+    lane.scan_due_at = float("inf")
+    client.delete(QUEUE)
+    database.write(lambda tx: claim.unmark(tx, old))
+    feeder.returned(*contract.decode_return(contract.encode_return("cpu", old)))
+    assert feeder.round() == 64
+    assert _ids(_tickets(client))[0] == old[0]
+
+
+def test_without_a_worker_the_feeder_adds_no_ticket_to_one_that_is_under_way(database, client, feeder) -> None:
+    """The API marks, commits and closes the lane, and publishes a moment later."""
+    rows.jobs(database, 64, ticketed=True)
+    _left_behind(database, 100)
+    feeder.wake("cpu")
+    assert feeder.round() == 0
+    database.write(lambda tx: tx.run(_AGE))  # it never arrived: then the feeder's own is the one
+    feeder.wake("cpu")
+    assert feeder.round() == 64
+    assert len(_tickets(client)) == 1

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from models import claim, contract, feed, ids, incarnation, job
+from models import claim, contract, ids, incarnation, job, turn
 from models import database as databases_of
 from models.contract import INTERACTIVE
 from models.database import Database, Statement
@@ -79,14 +79,14 @@ def test_a_silent_worker_is_lost_and_what_it_held_waits_again(settings, database
     (wanted,) = rows.jobs(database)
     database.write(lambda tx: claim.claim(tx, [wanted], incarnation=me, hardware="cpu", begun=False))
 
-    def turn() -> list[str]:
+    def tick() -> list[str]:
         rows.beat(database, alive)
         return sweeper.end_lost()
 
-    assert waiting.until(turn) == [me]
+    assert waiting.until(tick) == [me]
     with database.read() as tx:
         assert [each.id for each in incarnation.live(tx)] == [alive]
-        assert [each.entry.id for each in feed.pick(tx, "cpu", limit=5)] == [wanted]
+        assert [each.entry.id for each in turn.pick(tx, "cpu", limit=5)] == [wanted]
 
 
 def test_expired_jobs_are_told_of(database, sweeper, broker) -> None:
@@ -114,7 +114,7 @@ def test_what_a_worker_claimed_while_it_was_declared_lost_is_released(database, 
     database.write(lambda tx: tx.run(_END_LONG_AGO, id=me))
     sweeper.sweep()
     with database.read() as tx:
-        (found,) = feed.pick(tx, "cpu", limit=5)
+        (found,) = turn.pick(tx, "cpu", limit=5)
     assert (found.entry.id, found.suspect) == (wanted, True)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent import futures
 
-from models import claim, feed, incarnation, job
+from models import claim, feed, incarnation, job, turn
 from models.claim import Outcome
 from models.database import Database, Statement
 from tests import rows
@@ -90,7 +90,7 @@ def test_everything_at_once_neither_deadlocks_nor_ends_a_job_twice(database: Dat
 
     def feeder() -> None:
         def pick(tx):
-            feed.mark(tx, [w.entry.id for w in feed.pick(tx, "cpu", limit=30)])
+            feed.mark(tx, [w.entry.id for w in turn.pick(tx, "cpu", limit=30)])
 
         database.write(pick)
         database.write(lambda tx: claim.unmark(tx, some(30)))

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 import redis
 import structlog
 
-from models import claim, contract, feed, ids, incarnation
+from models import claim, contract, feed, incarnation, quota, rate, turn
 from models.contract import INTERACTIVE
 from models.database import Database, Transaction
 from models.errors import Unavailable
 from models.incarnation import Incarnation
+from workers.housekeeping.turns import DUTY_SHARE, LATE_S, Turns
 from workers.housekeeping.window import Limit, Packed, Window, pack
 
 log = structlog.get_logger("headrace.housekeeping")
@@ -26,8 +27,6 @@ TICK_S = 0.25  # a net only: messages wake the feeder
 MAX_ROWS = 2048  # picked in one transaction: 10 to 20 ms on SQLite, whose other writers wait meanwhile
 LOST_AFTER_S = 2.0  # a marked job of an idle class whose ticket nobody has: it was lost
 UNDER_WAY_S = 1.0  # from a commit with marks until its tickets are in the broker: else they are lost
-LATE_S = 5.0  # between the making of an id and its commit: cursors stay that far behind the clock
-DUTY_SHARE = 0.05  # of the time, for walks that may be long: full scans, searches for lost tickets
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.25, 2.0
 
 
@@ -37,19 +36,12 @@ class _Lane:
 
     window: Window = field(default_factory=Window)
     open: bool = True
-    cursors: dict[int, str] = field(default_factory=dict)
+    turns: Turns = field(default_factory=Turns)
     row_share: float = 1 / 1024  # of a batch, that a job filled lately; at first rather look at too many
     workers: list[Incarnation] = field(default_factory=list)
     scan_due_at: float = 0.0  # own monotonic clock
     search_due_at: float = 0.0
     idle_beats: dict[str, int] | None = None  # the workers' beats when the class was first seen idle
-
-    def came_back(self, lowest: str) -> None:
-        """Search again from this id on; from the beginning if it is ""."""
-        below = lowest[:-1]  # of a string, each beginning sorts before it
-        self.cursors = {priority: min(cursor, below) for priority, cursor in self.cursors.items()
-                        if below}
-        self.open = False
 
 
 class Feeder:
@@ -59,7 +51,8 @@ class Feeder:
         self._database = database
         self._client = client
         self._lanes: dict[str, _Lane] = {}
-        self._batches: dict[tuple[str, str], tuple[int, float]] = {}
+        self._rates: dict[tuple[str, str], rate.Rate] = {}
+        self._weights: dict[str, float] = {}
         self._refreshed_at = float("-inf")
         self._woken = threading.Event()
         self._news: deque[str] = deque()  # classes with rows left behind, as messages say
@@ -85,6 +78,7 @@ class Feeder:
             self._woken.wait(TICK_S)
             self._woken.clear()
             if not leads():
+                self._lanes.clear()  # what it remembers will be another leader's past
                 continue
             try:
                 self.round()
@@ -108,18 +102,20 @@ class Feeder:
         for hardware in news & self._lanes.keys():
             lane = self._lanes[hardware]
             if lane.open:  # not a new arrival behind others, so perhaps an old job that came back
-                lane.cursors.clear()
+                lane.turns.forget()
             lane.open = False
         for hardware, lowest in returned:
             if hardware in self._lanes:
-                self._lanes[hardware].came_back(lowest)
+                self._lanes[hardware].turns.came_back(lowest)
+                self._lanes[hardware].open = False
         return sum(self._feed(hardware, lane) for hardware, lane in self._lanes.items())
 
     def _refresh(self) -> None:
         with self._database.read() as tx:
             states = feed.states(tx)
             live = incarnation.live(tx)
-            self._batches = feed.batches(tx)
+            self._rates = rate.every(tx)
+            self._weights = quota.weights(tx)
         for hardware, name, is_open in states:
             if name != INTERACTIVE:
                 continue
@@ -128,7 +124,7 @@ class Feeder:
             workers = [each for each in live if each.kind == incarnation.WORKER and each.hardware == hardware
                        and INTERACTIVE in (each.lanes or "").split(",")]
             if {w.id for w in lane.workers} - {w.id for w in workers}:
-                lane.cursors.clear()  # what a lost worker held has come back
+                lane.turns.forget()  # what a lost worker held has come back
             lane.workers = workers
         self._refreshed_at = time.monotonic()
 
@@ -170,19 +166,21 @@ class Feeder:
         """Pick and mark what fits; and whether nothing was left without a ticket behind it."""
         now = time.monotonic()
         if now >= lane.scan_due_at:
-            lane.cursors.clear()
-        scan = not lane.cursors
+            lane.turns.forget()
+        scan = not lane.turns.cursors
+        cost = self._cost_of(hardware)
+        lane.turns.shares.weights = self._weights
         limit = int(min(MAX_ROWS, max(contract.MAX_ENTRIES, room / lane.row_share + 1)))
 
-        def work(tx: Transaction) -> tuple[list[feed.Waiting], list[Packed], bool]:
-            waiting = feed.pick(tx, hardware, limit=limit, after=lane.cursors)
-            if not waiting and lane.cursors and feed.left(tx, hardware):
-                lane.cursors.clear()
-                waiting = feed.pick(tx, hardware, limit=limit)
+        def work(tx: Transaction) -> tuple[turn.Picked, list[Packed], bool]:
+            waiting = lane.turns.pick(tx, hardware, limit, cost)
+            if not waiting and lane.turns.remembers and feed.left(tx, hardware):
+                lane.turns.forget()
+                waiting = lane.turns.pick(tx, hardware, limit, cost)
             packed = pack(waiting, lambda name: self._limit(name, hardware), room)
             marked = sum(len(each.ticket.entries) for each in packed)
             feed.mark(tx, [entry.id for each in packed for entry in each.ticket.entries])
-            short = marked == len(waiting) < limit
+            short = marked == len(waiting) and not waiting.more
             is_open = lane.open
             if short and not is_open:
                 is_open = feed.reopen(tx, hardware, INTERACTIVE)
@@ -195,26 +193,19 @@ class Feeder:
         waiting, packed, short = self._database.write(work, durable=False)
         if scan:
             lane.scan_due_at = now + max(LATE_S, (time.monotonic() - now) / DUTY_SHARE)
-        self._advance(lane, waiting, packed)
+        lane.turns.taken(waiting, {entry.id for each in packed for entry in each.ticket.entries}, cost)
         return packed, short
 
-    def _limit(self, network: str, hardware: str) -> Limit:
-        learned = self._batches.get((network, hardware))
-        return Limit(*learned) if learned else Limit()
+    def _cost_of(self, hardware: str) -> Callable[[feed.Waiting], float]:
+        def cost_s(job: feed.Waiting) -> float:
+            learned = self._rates.get((job.network, hardware)) or rate.assumed(job.network, {})
+            return learned.cost_s(job.entry.work)
 
-    def _advance(self, lane: _Lane, waiting: Sequence[feed.Waiting], packed: Sequence[Packed]) -> None:
-        """Move each priority's cursor over what was marked, up to the first job that was not."""
-        marked = {entry.id for each in packed for entry in each.ticket.entries}
-        newest = ids.lowest(ids.JOB, int((time.time() - LATE_S) * 1000))
-        blocked: set[int] = set()
-        for job in waiting:
-            entry = job.entry
-            if entry.deadline_at is not None or entry.priority in blocked:
-                continue
-            if entry.id in marked and entry.id < newest:
-                lane.cursors[entry.priority] = max(entry.id, lane.cursors.get(entry.priority, ""))
-            else:
-                blocked.add(entry.priority)
+        return cost_s
+
+    def _limit(self, network: str, hardware: str) -> Limit:
+        learned = self._rates.get((network, hardware))
+        return Limit(learned.batch_items, learned.batch_work) if learned else Limit()
 
     def _publish(self, hardware: str, lane: _Lane, queue: str, packed: Sequence[Packed]) -> int:
         """Send tickets, the first one to be taken first; the queue's length. Unmarks them if that fails."""
@@ -228,7 +219,7 @@ class Feeder:
                 claim.unmark(tx, unsent)
                 feed.close(tx, hardware, INTERACTIVE)
 
-            lane.cursors.clear()
+            lane.turns.forget()
             lane.open = False
             self._database.write(give_up, durable=False)
             raise
@@ -263,7 +254,7 @@ class Feeder:
 
         cleared = self._database.write(work, durable=False)
         log.warning("tickets_lost", hardware=hardware, jobs=cleared)
-        lane.cursors.clear()
+        lane.turns.forget()
         lane.idle_beats = None
         lane.open = False
         self._woken.set()

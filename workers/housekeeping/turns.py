@@ -1,0 +1,83 @@
+"""Whose turn it is in one class, as the feeder remembers it between picks: slots, cursors, shares."""
+
+import time
+from collections.abc import Container, Sequence
+
+from models import contract, ids, turn
+from models.database import Transaction
+from models.feed import Waiting
+from models.turn import Picked, Slot
+from workers.housekeeping.shares import Cost, Shares
+
+LATE_S = 5.0  # between the making of an id and its commit: cursors stay that far behind the clock
+DUTY_SHARE = 0.05  # of the time, for walks that may be long: full scans, searches for lost tickets and slots
+FEW_SLOTS, QUICK_S = 64, 0.05  # so few, found so quickly: they are searched for each pick
+
+
+class Turns:
+    """Picks, and learns from what was marked of it."""
+
+    def __init__(self) -> None:
+        self.cursors: dict[Slot, str] = {}
+        self.shares = Shares()
+        self._slots: list[Slot] | None = None
+        self._slots_due_at = 0.0  # own monotonic clock
+        self._resumed = False
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a pick may have missed something for what is remembered."""
+        return bool(self.cursors) or time.monotonic() < self._slots_due_at
+
+    def forget(self) -> None:
+        """Search from the beginning."""
+        self.cursors.clear()
+        self._slots_due_at = 0.0
+
+    def came_back(self, lowest: str) -> None:
+        """Search again from this id on; from the beginning if it is ""."""
+        below = lowest[:-1]  # of a string, each beginning sorts before it
+        self.cursors = {slot: min(cursor, below) for slot, cursor in self.cursors.items() if below}
+        self._slots_due_at = 0.0
+
+    def pick(self, tx: Transaction, hardware: str, limit: int, cost: Cost) -> Picked:
+        """Up to `limit` jobs without a ticket, locked, in their order."""
+        begun_at = time.monotonic()
+        if self._slots is None or begun_at >= self._slots_due_at:
+            self._slots = turn.slots(tx, hardware)
+            taken_s = time.monotonic() - begun_at
+            cheap = len(self._slots) <= FEW_SLOTS and taken_s < QUICK_S
+            self._slots_due_at = begun_at if cheap else begun_at + taken_s / DUTY_SHARE
+        if not self._resumed and self._slots:
+            self._resume(tx, hardware, self._slots)
+        self.shares.enter(slot.tenant for slot in self._slots)
+        return turn.pick(tx, hardware, limit=limit, known=self._slots, after=self.cursors,
+                         order=self.shares.turn(cost))
+
+    def _resume(self, tx: Transaction, hardware: str, slots: Sequence[Slot]) -> None:
+        """Go on about where the leader before was."""
+        self._resumed = True
+        if len({slot.tenant for slot in slots}) > 1:
+            heads = turn.pick(tx, hardware, limit=contract.MAX_ENTRIES, known=slots)
+            self.shares.resume(turn.used_s(tx, hardware, min((job.entry.id for job in heads), default="")))
+
+    def taken(self, picked: Picked, marked: Container[str], cost: Cost) -> None:
+        """These ids of what was picked got a ticket: charge them, and move each slot's cursor over them.
+
+        It stops before the slot's first job that got none.
+        """
+        newest = ids.lowest(ids.JOB, int((time.time() - LATE_S) * 1000))
+        blocked: set[Slot] = set()
+        charged: list[Waiting] = []
+        for job in picked:
+            entry = job.entry
+            slot = Slot(entry.priority, entry.tenant)
+            if entry.id in marked:
+                charged.append(job)
+            if entry.deadline_at is not None or slot in blocked:
+                continue
+            if entry.id in marked and entry.id < newest:
+                self.cursors[slot] = max(entry.id, self.cursors.get(slot, ""))
+            else:
+                blocked.add(slot)
+        self.shares.charge(charged, cost)
