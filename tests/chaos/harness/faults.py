@@ -3,6 +3,7 @@
 import contextlib
 import heapq
 import itertools
+import os
 import random
 import signal
 import threading
@@ -22,7 +23,7 @@ from tests.chaos.harness.stage import Stage
 from tests.chaos.harness.traffic import Traffic
 
 QUEUE = contract.queue_name("cpu", contract.INTERACTIVE)
-BALLAST_BYTES = 1 << 20
+BALLAST_LEFT, PAGE = 1 << 18, 4096
 COMES_BACK_S = 5.0
 AT_WORK_S = 2.5  # how long a kill of a worker waits for it to have something to do
 Mend = Callable[[], None]
@@ -40,6 +41,7 @@ class Injector:
         self._traffic = traffic
         self._chance = random.Random(seed)
         self._stopped: dict[int, psutil.Process] = {}
+        self._silent = False  # the database is frozen: a question to it would wait for the thaw
         self.counts: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
 
@@ -120,6 +122,8 @@ class Injector:
 
     def _stopped_at_work(self, process: psutil.Process) -> list[str]:
         """Stop a worker, if it can be while it runs jobs; which it holds, and will when it is killed."""
+        if self._silent:
+            return []
         self._traffic.burst()
         end = time.monotonic() + AT_WORK_S
         while True:
@@ -169,6 +173,7 @@ class Injector:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.resume()
         self._stopped.clear()
+        self._silent = False
 
     def _broker(self, fault: Fault, details: dict[str, object]) -> Mend | None:
         broker = self._stage.broker
@@ -215,7 +220,13 @@ class Injector:
             return None
         with contextlib.suppress(psutil.NoSuchProcess):
             if fault.kind == "database_frozen":
-                return self._suspend([servers[0], *servers[0].children(recursive=True)])
+                self._silent = True
+                resume = self._suspend([servers[0], *servers[0].children(recursive=True)])
+
+                def thaw() -> None:
+                    resume()
+                    self._silent = False
+                return thaw
             # A stopped backend would hold up even an immediate end.
             self._resume_all()
             servers[0].send_signal(signal.SIGINT if fault.kind == "database_fast" else signal.SIGQUIT)
@@ -243,13 +254,11 @@ class Injector:
             return None
         # Of the same name from the first byte on, so that it is removed however this ends.
         with contextlib.suppress(OSError), self._ballast.open("ab", buffering=0) as file:
-            block = bytes(BALLAST_BYTES)
-            while file.write(block) == len(block):
+            space = os.statvfs(self._stage.data)
+            with contextlib.suppress(OSError):  # somebody else was faster
+                os.posix_fallocate(file.fileno(), 0, max(1, space.f_bavail * space.f_frsize - BALLAST_LEFT))
+            while file.write(bytes(PAGE)) == PAGE:  # to the last page
                 pass
-            for size in (65_536, 4096):  # to the last page
-                with contextlib.suppress(OSError):
-                    while file.write(block[:size]) == size:
-                        pass
         return self.free_disk
 
     def free_disk(self) -> None:
