@@ -183,5 +183,5 @@ def _framed(draw: Any, line: bytes, headers: list[bytes], body: bytes, framing: 
         length = {"plain": len(body), "long": len(body) + draw(st.integers(1, 5000)), "short": len(body) // 2}.get(framing)
         headers = headers if length is None else [*headers, b"Content-Length: %d" % length]
         sent = body
-    whole = framing in ("plain", "chunked", "odd chunks") or not body
+    whole = framing in ("plain", "chunked", "odd chunks") or (not body and framing != "long")
     return line + b"\r\n" + b"".join(each + b"\r\n" for each in headers) + b"\r\n" + sent, whole
