@@ -60,10 +60,10 @@ _CLOSE = Statement("UPDATE lanes SET open = FALSE WHERE hardware = :hardware AND
 _LOCK_LANE = Statement("SELECT open FROM lanes WHERE hardware = :hardware AND lane = :lane {for_update}")
 _REOPEN = Statement("UPDATE lanes SET open = TRUE WHERE hardware = :hardware AND lane = :lane")
 _LEFT = Statement(
-    "SELECT 1 FROM jobs WHERE hardware = :hardware AND waiting AND deadline_at IS NULL "
+    "SELECT 1 FROM jobs WHERE hardware = :hardware AND waiting AND deadline_at IS NULL AND id > :after "
     "AND (ticketed_until IS NULL OR ticketed_until <= {now}) "
     "UNION ALL SELECT 1 FROM jobs WHERE hardware = :hardware AND waiting AND deadline_at IS NOT NULL "
-    "AND deadline_at > {now} AND (ticketed_until IS NULL OR ticketed_until <= {now}) LIMIT 1")
+    "AND deadline_at > {now} AND id > :after AND (ticketed_until IS NULL OR ticketed_until <= {now}) LIMIT 1")
 
 
 def is_open(tx: Transaction, hardware: str, lane: str, *, to_close: bool = False) -> bool:
@@ -83,17 +83,21 @@ def close(tx: Transaction, hardware: str, lane: str) -> None:
     tx.run(_CLOSE, hardware=hardware, lane=lane)
 
 
-def left(tx: Transaction, hardware: str) -> bool:
-    """Whether a job without a ticket waits for this class."""
-    return tx.one(_LEFT, hardware=hardware) is not None
+def left(tx: Transaction, hardware: str, *, after: str = "") -> bool:
+    """Whether a job without a ticket waits for this class, of those with an id above `after`.
+
+    Under a snapshot held elsewhere the index keeps an entry for each job that waited since: those below
+    `after` are passed over without a look at their rows.
+    """
+    return tx.one(_LEFT, hardware=hardware, after=after) is not None
 
 
-def reopen(tx: Transaction, hardware: str, lane: str) -> bool:
-    """Open the lane if nothing without a ticket waits in it; whether it is open now."""
+def reopen(tx: Transaction, hardware: str, lane: str, *, after: str = "") -> bool:
+    """Open the lane if nothing without a ticket waits in it above `after`; whether it is open now."""
     row = tx.one(_LOCK_LANE, hardware=hardware, lane=lane)
     if row is None or row[0]:
         return True
-    if left(tx, hardware):
+    if left(tx, hardware, after=after):
         return False
     tx.run(_REOPEN, hardware=hardware, lane=lane)
     return True

@@ -59,7 +59,8 @@ class Picked(list[Waiting]):
 # one text, since a scalar subquery gives one value; a priority is one digit. Jobs with a ticket count too.
 # By the pair for PostgreSQL, which no other index serves; SQLite would walk over all that equal the pair.
 _HEAD = ("(SELECT CAST(j.priority AS TEXT) || j.tenant FROM jobs j WHERE j.hardware = :hardware "
-         "AND j.waiting AND j.deadline_at IS {null} AND {after} ORDER BY j.priority, j.tenant LIMIT 1)")
+         "AND j.waiting AND j.deadline_at IS {null} AND j.id > :after AND {step} "
+         "ORDER BY j.priority, j.tenant LIMIT 1)")
 _PRIORITY, _TENANT = "CAST(substr(s.slot, 1, 1) AS INTEGER)", "substr(s.slot, 2)"
 _PAIR = (f"(j.priority, j.tenant) > ({_PRIORITY}, {_TENANT})",)
 _ONE_BY_ONE = (f"j.priority = {_PRIORITY} AND j.tenant > {_TENANT}", f"j.priority > {_PRIORITY}")
@@ -68,7 +69,7 @@ _ONE_BY_ONE = (f"j.priority = {_PRIORITY} AND j.tenant > {_TENANT}", f"j.priorit
 def _chains(steps: Sequence[str]) -> str:
     chains = []
     for name, null in (("aged", "NULL"), ("urgent", "NOT NULL")):
-        heads = ", ".join(_HEAD.format(null=null, after=step) for step in steps)
+        heads = ", ".join(_HEAD.format(null=null, step=step) for step in steps)
         step = f"COALESCE({heads})" if len(steps) > 1 else heads
         chains.append(f"{name}(slot) AS (SELECT CAST('0' AS TEXT) UNION ALL SELECT {step} FROM {name} s "
                       "WHERE s.slot IS NOT NULL)")
@@ -79,9 +80,9 @@ def _chains(steps: Sequence[str]) -> str:
 _SLOTS = Statement(_chains(_PAIR), sqlite=_chains(_ONE_BY_ONE))
 
 
-def slots(tx: Transaction, hardware: str) -> list[Slot]:
-    """Who waits in which priority of a class, in the order of priorities."""
-    return sorted(Slot(int(row[0][0]), row[0][1:]) for row in tx.all(_SLOTS, hardware=hardware))
+def slots(tx: Transaction, hardware: str, *, after: str = "") -> list[Slot]:
+    """Who waits in which priority of a class, of the ids above `after`, in the order of priorities."""
+    return sorted(Slot(int(row[0][0]), row[0][1:]) for row in tx.all(_SLOTS, hardware=hardware, after=after))
 
 
 _FIELDS = "id, work, priority, deadline_at, tenant, network, suspect"

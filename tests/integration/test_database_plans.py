@@ -26,8 +26,8 @@ STATEMENTS: dict[str, tuple[Statement, Mapping[str, Any]]] = {
     "cancel": (job._LOCK, {"id": "a", "tenant": "t"}),
     "due": (job._DUE, {"limit": 10}),
     "expire": (job._EXPIRED, {"ids": ["a"]}),
-    "left": (feed._LEFT, {"hardware": "cpu"}),
-    "slots": (turn._SLOTS, {"hardware": "cpu"}),
+    "left": (feed._LEFT, {"hardware": "cpu", "after": "job_0"}),
+    "slots": (turn._SLOTS, {"hardware": "cpu", "after": "job_0"}),
     "pick": (turn._PICK, {"hardware": "cpu", "limit": 64, "each": 64, "priorities": [5], "tenants": ["t"],
                           "afters": [""]}),
     "pick of SQLite": (turn._PICKS[1], {"hardware": "cpu", "limit": 64, "each": 64, "p0": 5, "t0": "t", "a0": ""}),
@@ -85,7 +85,8 @@ def _sqlite(database: Database, statement: Statement, values: Mapping[str, Any])
     with database.read() as tx:
         tx.cursor.execute(f"EXPLAIN QUERY PLAN {text}", bound)
         steps = [row[3] for row in tx.cursor.fetchall()]
-    return [step for step in steps if step.startswith("SCAN") and _TABLE.search(step) and not PARTIAL.search(step)]
+    return [step for step in steps if (step.startswith("SCAN") or "(id>?)" in step) and _TABLE.search(step)
+            and not PARTIAL.search(step)]
 
 
 def _postgres(database: Database, statement: Statement, values: Mapping[str, Any]) -> list[str]:
@@ -96,6 +97,7 @@ def _postgres(database: Database, statement: Statement, values: Mapping[str, Any
     found = []
     for step, after in zip(steps, [*steps[1:], ""], strict=True):
         walks = "Seq Scan" in step or ("Index" in step and "Scan" in step and not after.startswith("Index Cond"))
+        walks |= "pk_jobs" in step and "id >" in after  # everything that is newer
         if walks and re.search(r"\bon (jobs|inputs|results|events)\b", step) and not PARTIAL.search(step):
             found.append(step)
     return found

@@ -132,7 +132,7 @@ class Feeder:
         queue = contract.queue_name(hardware, INTERACTIVE)
         if lane.open:
             with self._database.read() as tx:
-                left = feed.left(tx, hardware)
+                left = lane.turns.left(tx, hardware)
             if not left:
                 self._search(hardware, lane, queue)
                 return 0
@@ -174,7 +174,7 @@ class Feeder:
 
         def work(tx: Transaction) -> tuple[turn.Picked, list[Packed], bool]:
             waiting = lane.turns.pick(tx, hardware, limit, cost)
-            if not waiting and lane.turns.remembers and feed.left(tx, hardware):
+            if not waiting and lane.turns.remembers and lane.turns.left(tx, hardware):
                 lane.turns.forget()
                 waiting = lane.turns.pick(tx, hardware, limit, cost)
             packed = pack(waiting, lambda name: self._limit(name, hardware), room)
@@ -183,7 +183,7 @@ class Feeder:
             short = marked == len(waiting) and not waiting.more
             is_open = lane.open
             if short and not is_open:
-                is_open = feed.reopen(tx, hardware, INTERACTIVE)
+                is_open = lane.turns.reopen(tx, hardware)
             elif not short and is_open:
                 feed.close(tx, hardware, INTERACTIVE)
                 is_open = False

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Container, Sequence
 
-from models import contract, ids, turn
+from models import contract, feed, ids, turn
 from models.database import Transaction
 from models.feed import Waiting
 from models.turn import Picked, Slot
@@ -11,7 +11,7 @@ from workers.housekeeping.shares import Cost, Shares
 
 LATE_S = 5.0  # between the making of an id and its commit: cursors stay that far behind the clock
 DUTY_SHARE = 0.05  # of the time, for walks that may be long: full scans, searches for lost tickets and slots
-FEW_SLOTS, QUICK_S = 64, 0.05  # so few, found so quickly: they are searched for each pick
+FEW_SLOTS, QUICK_S = 64, 0.002  # so few, found so quickly: they are searched for each pick
 
 
 class Turns:
@@ -19,6 +19,8 @@ class Turns:
 
     def __init__(self) -> None:
         self.cursors: dict[Slot, str] = {}
+        self._floor = ""  # nothing below waits without a ticket, in whatever slot
+        self._floor_due_at = 0.0  # own monotonic clock: when it is to be made sure again
         self.shares = Shares()
         self._slots: list[Slot] | None = None
         self._slots_due_at = 0.0  # own monotonic clock
@@ -29,22 +31,41 @@ class Turns:
         """Whether a pick may have missed something for what is remembered."""
         return bool(self.cursors) or time.monotonic() < self._slots_due_at
 
+    def left(self, tx: Transaction, hardware: str) -> bool:
+        """Whether a job without a ticket waits; a walk over everything only every few seconds."""
+        begun_at = time.monotonic()
+        if self._floor and begun_at < self._floor_due_at:
+            return feed.left(tx, hardware, after=self._floor)
+        newest = _newest()
+        self._floor = ""
+        if feed.left(tx, hardware):
+            return True
+        self._floor = newest
+        self._floor_due_at = begun_at + max(LATE_S, (time.monotonic() - begun_at) / DUTY_SHARE)
+        return False
+
+    def reopen(self, tx: Transaction, hardware: str) -> bool:
+        """Open the lane if nothing without a ticket waits in it; whether it is open now."""
+        return feed.reopen(tx, hardware, contract.INTERACTIVE, after=self._floor)
+
     def forget(self) -> None:
         """Search from the beginning."""
         self.cursors.clear()
+        self._floor = ""
         self._slots_due_at = 0.0
 
     def came_back(self, lowest: str) -> None:
         """Search again from this id on; from the beginning if it is ""."""
         below = lowest[:-1]  # of a string, each beginning sorts before it
         self.cursors = {slot: min(cursor, below) for slot, cursor in self.cursors.items() if below}
+        self._floor = min(self._floor, below)
         self._slots_due_at = 0.0
 
     def pick(self, tx: Transaction, hardware: str, limit: int, cost: Cost) -> Picked:
         """Up to `limit` jobs without a ticket, locked, in their order."""
         begun_at = time.monotonic()
         if self._slots is None or begun_at >= self._slots_due_at:
-            self._slots = turn.slots(tx, hardware)
+            self._slots = turn.slots(tx, hardware, after=self._floor)
             taken_s = time.monotonic() - begun_at
             cheap = len(self._slots) <= FEW_SLOTS and taken_s < QUICK_S
             self._slots_due_at = begun_at if cheap else begun_at + taken_s / DUTY_SHARE
@@ -66,7 +87,7 @@ class Turns:
 
         It stops before the slot's first job that got none.
         """
-        newest = ids.lowest(ids.JOB, int((time.time() - LATE_S) * 1000))
+        newest = _newest()
         blocked: set[Slot] = set()
         charged: list[Waiting] = []
         for job in picked:
@@ -81,3 +102,8 @@ class Turns:
             else:
                 blocked.add(slot)
         self.shares.charge(charged, cost)
+
+
+def _newest() -> str:
+    """Above this id a job may still be on its way into the database."""
+    return ids.lowest(ids.JOB, int((time.time() - LATE_S) * 1000))
