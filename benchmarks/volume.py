@@ -25,9 +25,10 @@ from benchmarks import figures, load, networks
 from benchmarks.online import Bench
 from cli import postgres
 from examples import stack as stacks
-from models import claim, feed, ids, incarnation, job, turn
+from models import claim, feed, ids, incarnation, job
 from models import database as databases
 from models.database import Transaction
+from workers.housekeeping import turns
 
 PROBE = "probe"  # a hardware class without workers: nobody else touches the rows that are timed
 BATCH = 64
@@ -85,6 +86,8 @@ class Probes:
     def __init__(self, database: databases.Database, bench: Bench) -> None:
         self._database = database
         self._bench = bench
+        self._turns = turns.Turns()  # as a feeder has it, with what it remembers of earlier rounds
+        self._forget_at = 0.0
 
     def round(self) -> Iterator[tuple[str, float]]:
         """Each cost once: one batch of 64 for transitions, one call for HTTP."""
@@ -102,7 +105,13 @@ class Probes:
         yield "accept", self._timed(lambda tx: job.accept(tx, new, now))
         # The stack's own feeder may have marked them meanwhile; the pick is timed, not a race with it.
         self._database.write(lambda tx: feed.clear_marks(tx, PROBE))
-        yield "pick", self._timed(lambda tx: _expect(turn.pick(tx, PROBE, limit=BATCH)))
+        if time.monotonic() >= self._forget_at:  # now and then the feeder looks at everything
+            self._turns.forget()
+            self._forget_at = time.monotonic() + turns.LATE_S
+        picked: list[feed.Waiting] = []
+        yield "pick", self._timed(lambda tx: picked.extend(
+            _expect(self._turns.pick(tx, PROBE, BATCH, _cost_s))))
+        self._turns.taken(picked, names, _cost_s)
         yield "claim", self._timed(lambda tx: _expect(claim.claim(
             tx, names, incarnation=life, hardware=PROBE, begun=True)))
         yield "poll", self._timed(lambda tx: job.get(tx, "default", names[0]))
@@ -135,9 +144,14 @@ class Probes:
         return out
 
 
-def _expect(rows: list[Any]) -> None:
+def _cost_s(_job: feed.Waiting) -> float:
+    return 0.001
+
+
+def _expect(rows: list[Any]) -> list[Any]:
     if len(rows) != BATCH:
         raise SystemExit(f"{len(rows)} rows came back, {BATCH} were there: this would not time what it says")
+    return rows
 
 
 @contextmanager
