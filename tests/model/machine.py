@@ -5,6 +5,7 @@ The database's clock runs as it does; `time_passes` moves every stored time into
 marks lie at least ten seconds from the virtual now, so that no pause of the machine it runs on matters.
 """
 
+import contextlib
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
@@ -13,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from models import claim, feed, ids, incarnation, job, turn
 from models.claim import Outcome
 from models.contract import INTERACTIVE
-from models.database import Database, Statement
+from models.database import Database
 from models.job import NewJob
-from tests.model import reference
+from tests.model import reference, statements
 from tests.model.reference import Ending, Reference
 from tests.rows import NETWORK, TENANT
 from workers.housekeeping import fan_out
@@ -25,30 +26,14 @@ SLOTS, JOBS, DRAWN = 3, 12, 6
 STEP_S = 20  # deadlines and marks lie between two steps
 WEBHOOK = b'{"url": "http://hook.test/"}'
 
-_EMPTY = [Statement(f"DELETE FROM {table}") for table in (
-    "jobs", "inputs", "results", "events", "deliveries", "incarnations", "leases", "lanes", "webhook_endpoints")]
-_PASS = Statement("UPDATE jobs SET deadline_at = deadline_at - :ms, ticketed_until = ticketed_until - :ms")
-_ROWS = Statement(
-    "SELECT id, state, waiting, suspect, begun, attempt, crashes, crashes_alone, incarnation, error_code, "
-    "CASE WHEN ticketed_until > {now} THEN 1 ELSE 0 END, CASE WHEN deadline_at <= {now} THEN 1 ELSE 0 END, "
-    "deadline_at IS NULL, finished_at IS NOT NULL, priority FROM jobs ORDER BY id")
-_RESULTS = Statement("SELECT job_id, attempt FROM results")
-_EVENTS = Statement("SELECT subject, type FROM events")
-_DELIVERIES = Statement("SELECT e.subject, e.type, d.url, count(*) FROM events e JOIN deliveries d "
-                        "ON d.event_id = e.id GROUP BY e.id, e.subject, e.type, d.url")
-_LISTEN = Statement(
-    "INSERT INTO webhook_endpoints (id, tenant, name, url, event_types, secrets, state, created_at, updated_at) "
-    "VALUES ('whe_1', :tenant, 'n', 'http://listener.test/', '[]', '[]', 'enabled', 0, 0) "
-    "ON CONFLICT (id) DO UPDATE SET state = 'enabled'")
-_MUTE = Statement("UPDATE webhook_endpoints SET state = 'disabled'")
-# What a claim does that was sent before the end of its life and committed after it.
-_REVIVE = Statement("UPDATE incarnations SET ended_at = NULL WHERE id = :id")
-_BURY = Statement("UPDATE incarnations SET ended_at = {now} WHERE id = :id")
-
 _one = st.integers(0, DRAWN - 1)
 _some = st.lists(_one, min_size=1, max_size=DRAWN)
 _slot = st.integers(0, SLOTS - 1)
 _life = st.integers(0, 2 * SLOTS - 1)
+
+
+class PowerCut(Exception):
+    """Nothing of a transaction is left."""
 
 
 class Protocol(RuleBasedStateMachine):
@@ -69,7 +54,7 @@ class Protocol(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self._write(lambda tx: [tx.run(each) for each in _EMPTY])
+        self._write(lambda tx: [tx.run(each) for each in statements.EMPTY])
         self.epoch_ms = self.database.now()
         self._write(lambda tx: feed.is_open(tx, CLASS, INTERACTIVE))
         for _ in range(SLOTS):
@@ -110,13 +95,15 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(which=_one)
     def cancel(self, which: int) -> None:
-        name = self._job(which, "running")
+        name = self._job(which)
         before = self._write(lambda tx: job.cancel(tx, TENANT, name))
         assert before == self.expected.cancel(self.expected.jobs[name])
 
-    @rule(which=_one)
-    def retry(self, which: int) -> None:
+    @rule(which=_one, steps=st.sampled_from([0, 3]))
+    def retry(self, which: int, steps: int) -> None:
         name = self._job(which, "failed")
+        if steps:
+            self.time_passes(steps)
         before = self._write(lambda tx: job.retry(tx, TENANT, name))
         if before == "failed":
             self.ended.pop(name, None)
@@ -125,7 +112,7 @@ class Protocol(RuleBasedStateMachine):
     @rule(listens=st.booleans(), fans_out=st.booleans())
     def endpoint(self, listens: bool, fans_out: bool) -> None:
         """A tenant's endpoint comes or goes; deliveries are made of the events there are."""
-        self._write(lambda tx: tx.run(_LISTEN, tenant=TENANT) if listens else tx.run(_MUTE))
+        self._write(lambda tx: tx.run(statements.LISTEN, tenant=TENANT) if listens else tx.run(statements.MUTE))
         self.expected.endpoint = listens
         if fans_out:
             fan_out.fan_out(self.database, first_delay_s=0.0)
@@ -155,22 +142,52 @@ class Protocol(RuleBasedStateMachine):
     def claim(self, life: int, which: list[int], begun: bool, alone: bool) -> None:
         self._claim(self._life(life), [self._job(each, "waiting") for each in which], begun=begun, alone=alone)
 
+    @rule(slot=_slot, which=_some)
+    def claim_that_a_power_cut_takes_back(self, slot: int, which: list[int]) -> None:
+        """Claims wait for no disk: the database may forget one that its worker, elsewhere, goes on with."""
+        name, names, claimed = self.slots[slot], [self._job(each, "waiting") for each in which], []
+
+        def work(tx: Any) -> None:
+            claimed.extend(claim.claim(tx, names, incarnation=name, hardware=CLASS, begun=True))
+            raise PowerCut
+
+        with contextlib.suppress(PowerCut):
+            self._write(work)
+        self.claims[name] += [(each.id, each.attempt) for each in claimed]
+
     @rule(slot=_slot, which=_one, reason=st.sampled_from(["killed", "killed", "lost"]),
-          times=st.sampled_from([1, 2, 3, 4] * 5 + [31]))
-    def die_of(self, slot: int, which: int, reason: str, times: int) -> None:
-        """A job kills its worker again and again, with nothing beside it but what the first one held before."""
+          times=st.sampled_from([1, 2, 3, 4] * 5 + [31]), beside=st.one_of(st.none(), _one))
+    def die_of(self, slot: int, which: int, reason: str, times: int, beside: int | None) -> None:
+        """A job kills its worker again and again; beside it is what that one held before, or claims ahead."""
         name = self._job(which, "waiting")
         for _ in range(times):
+            if beside is not None:
+                self._claim(self.slots[slot], [self._job(beside, "waiting")], begun=False, alone=False)
             self._claim(self.slots[slot], [name], begun=True, alone=True)
             self.end(slot, reason)
+
+    @rule(slot=_slot, which=_some, states=st.sampled_from([["succeeded"], ["failed"], ["failed", "succeeded"]]),
+          steps=st.sampled_from([0, 0, 3]))
+    def run(self, slot: int, which: list[int], states: list[str], steps: int) -> None:
+        """What load mostly produces: claimed, run, settled."""
+        self._claim(self.slots[slot], [self._job(each, "waiting") for each in which], begun=True, alone=True)
+        if self.claims[self.slots[slot]]:
+            held = len(self.expected.held(self.slots[slot])) or 1
+            self._settle(self.slots[slot], list(range(held)), [], states * DRAWN * 2, 0, steps)
 
     @precondition(lambda self: any(self.claims.values()))
     @rule(life=_life, which=_some, begin=_some, states=st.lists(
         st.sampled_from(["succeeded", "failed"]), min_size=DRAWN, max_size=DRAWN),
-        off_by=st.sampled_from([0, 0, 0, 0, 1, -1]))
-    def settle(self, life: int, which: list[int], begin: list[int], states: list[str], off_by: int) -> None:
-        """Outcomes of what this life ever claimed; some of it is no longer its own."""
-        name = self._claimer(life)
+        off_by=st.sampled_from([0, 0, 0, 0, 1, -1]), steps=st.sampled_from([0, 0, 0, 3]))
+    def settle(self, life: int, which: list[int], begin: list[int], states: list[str], off_by: int,
+               steps: int) -> None:
+        """Outcomes of what this life ever claimed, some of it no longer its own; perhaps after a long run."""
+        self._settle(self._claimer(life), which, begin, states, off_by, steps)
+
+    def _settle(self, name: str, which: list[int], begin: list[int], states: list[str], off_by: int,
+                steps: int) -> None:
+        if steps:
+            self.time_passes(steps)
         claims = self._claims(name)
         chosen = dict(claims[each % len(claims)] for each in which)
         endings = [Ending(job_id, attempt + off_by, state)
@@ -191,11 +208,12 @@ class Protocol(RuleBasedStateMachine):
         given = self._write(lambda tx: claim.give_back(tx, names, incarnation=name))
         assert given == self.expected.give_back(name, names)
 
-    @rule(which=_some)
-    def unmark(self, which: list[int]) -> None:
+    @rule(which=_some, marks=st.booleans())
+    def mark(self, which: list[int], marks: bool) -> None:
+        """Tickets made or given up for whatever jobs."""
         names = [self._job(each) for each in which]
-        self._write(lambda tx: claim.unmark(tx, names))
-        self.expected.unmark(names)
+        self._write(lambda tx: feed.mark(tx, names) if marks else claim.unmark(tx, names))
+        (self.expected.mark if marks else self.expected.unmark)(names)
 
     # The ends of lives
 
@@ -222,9 +240,9 @@ class Protocol(RuleBasedStateMachine):
         dead = self._dead()
         name, names = dead[life % len(dead)], [self._job(each, "waiting") for each in which]
         reason, self.expected.lives[name] = self.expected.lives[name], None
-        self._write(lambda tx: tx.run(_REVIVE, id=name))
+        self._write(lambda tx: tx.run(statements.REVIVE, id=name))
         self._claim(name, names, begun=begun, alone=False)
-        self._write(lambda tx: tx.run(_BURY, id=name))
+        self._write(lambda tx: tx.run(statements.BURY, id=name))
         self.expected.lives[name] = reason
 
     @precondition(lambda self: self.expected.abandoned())
@@ -244,7 +262,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 2))
     def time_passes(self, steps: int) -> None:
-        self._write(lambda tx: tx.run(_PASS, ms=steps * STEP_S * 1000))
+        self._write(lambda tx: tx.run(statements.PASS, ms=steps * STEP_S * 1000))
         self.expected.now_s += steps * STEP_S
 
     @rule()
@@ -289,11 +307,12 @@ class Protocol(RuleBasedStateMachine):
         if not self.slots:
             return
         with self.database.read() as tx:
-            rows, results = tx.all(_ROWS), tx.all(_RESULTS)
-            events, deliveries = tx.all(_EVENTS), tx.all(_DELIVERIES)
+            rows, results = tx.all(statements.ROWS), tx.all(statements.RESULTS)
+            events, deliveries = tx.all(statements.EVENTS), tx.all(statements.DELIVERIES)
             lanes, left, abandoned = feed.states(tx), feed.left(tx, CLASS), incarnation.abandoned(tx)
             waiting, running = feed.waiting(tx), feed.running(tx)
             live = {each.id for each in incarnation.live(tx)}
+            assert dict(tx.all(statements.SUSPECTS)) == self.expected.unconfirmed
         expected = self.expected
         assert [row[0] for row in rows] == sorted(self.order)
         for row in rows:
@@ -332,16 +351,18 @@ class Protocol(RuleBasedStateMachine):
         return self.database.write(work, durable=False)
 
     def _job(self, which: int, rather: str = "") -> str:
-        """A drawn number's job: of those first for which the step means something."""
-        def other(name: str) -> bool:
+        """A drawn number's job: mostly one for which the step means something."""
+        def fits(name: str) -> bool:
             each = self.expected.jobs[name]
-            return not (each.state == rather or getattr(each, rather, False))
+            return each.state == rather or getattr(each, rather, False)
 
-        order = sorted(self.order, key=other) if rather else self.order
-        return order[which % len(order)]
+        apt = [name for name in self.order if fits(name)] if rather and which < DRAWN - 1 else []
+        return (apt or self.order)[which % len(apt or self.order)]
 
     def _dead(self) -> list[str]:
-        return [each for each in self.lives if each not in self.slots]
+        """Those first that ran something when they were lost."""
+        dead = [each for each in self.lives if each not in self.slots]
+        return sorted(dead, key=lambda each: each not in self.expected.unconfirmed)
 
     def _life(self, which: int) -> str:
         lives = self.slots + self._dead()[::-1]
@@ -349,9 +370,9 @@ class Protocol(RuleBasedStateMachine):
 
     def _claimer(self, which: int) -> str:
         """A life that holds, or believes that it holds: the live ones first."""
-        able = [each for each in self.slots + self._dead()[::-1] if self.claims[each]]
-        able.sort(key=lambda each: not self.expected.held(each))
-        return able[which // 2 % len(able)]
+        able = sorted((each for each in self.slots + self._dead() if self.claims[each]),
+                      key=lambda each: not self.expected.held(each))
+        return able[which % len(able)]
 
     def _claims(self, life: str) -> list[tuple[str, int]]:
         """What it believes that it holds: first what it does hold."""

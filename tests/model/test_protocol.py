@@ -13,7 +13,7 @@ from tests.model.machine import Protocol
 
 STEPS = 40
 # Sizes: on a quiet machine a step takes about 1 ms on SQLite and 3 ms on PostgreSQL.
-EXAMPLES = {"sqlite": 150, "postgres": 70}
+EXAMPLES = {"sqlite": 150, "postgres": 60}
 LONG_EXAMPLES = {"sqlite": 5000, "postgres": 2000}
 
 
