@@ -1,4 +1,4 @@
-"""One way from a WSGI request to its reply: id, origin, key, scope, media type, size, view, problem+json.
+"""One way from a WSGI request to its reply: id, origin, key, scope, size, rate, body, view, problem+json.
 
 Flask's shell and the short lane of the hottest routes both end here, so they answer alike, auth included.
 """
@@ -17,6 +17,7 @@ import uuid_utils
 from api import errors, stalls
 from api.http import JSON, Principal, Reply, Request, Route
 from models import errors as faults
+from models.quota import UNLIMITED, Quota
 from models.settings import Settings
 from models.tenant import DEFAULT, SCOPES
 
@@ -75,11 +76,18 @@ def answer(service: "Service", route: Route, environ: Mapping[str, Any], params:
     """The reply to a request that `route` answers. Never raises."""
     started = time.perf_counter()
     request = request_of(environ, route.method, params)
+    told: Mapping[str, str] = {}
     try:
         principal = admit(service, route, request)
+        quota = UNLIMITED if route.scope is None else service.quotas.of(principal.tenant)
+        limit = _check_length(service, route, environ, quota)
+        if quota.rate is not None:
+            pace = service.pacing.take(principal.tenant, quota)
+            told = pace.headers
+            pace.check()
         _check_params(request)
         _read_query(route, environ, request)
-        _read_body(service, route, environ, request)
+        _read_body(service, route, environ, request, limit)
         reply = route.view(service, request, principal)
     except faults.HeadraceError as error:
         reply = refusal(error, request)
@@ -87,6 +95,8 @@ def answer(service: "Service", route: Route, environ: Mapping[str, Any], params:
         log.exception("request_failed", request_id=request.id, method=request.method, path=request.path)
         reply = errors.problem(faults.HeadraceError("something went wrong here; its log says what"), request)
     reply.headers["X-Request-Id"] = request.id
+    if told:
+        reply.headers |= told
     reply.headers["X-Content-Type-Options"] = "nosniff"  # whatever it looks like, it is no page
     service.metrics.observe(route, reply.status, time.perf_counter() - started)
     return reply
@@ -201,15 +211,25 @@ def _read_query(route: Route, environ: Mapping[str, Any], request: Request) -> N
     request.query = query
 
 
-def _read_body(service: "Service", route: Route, environ: Mapping[str, Any], request: Request) -> None:
-    """Read the body, or leave an upload's to its view; too large is refused before it is read."""
-    if request.method not in _WITH_BODY:
-        return
+def _check_length(service: "Service", route: Route, environ: Mapping[str, Any], quota: Quota) -> int:
+    """How many bytes the body may have; one that says it has more is refused before it is read."""
     settings = service.settings
     limit = route.max_body or (settings.max_upload_bytes if route.upload else settings.max_body_bytes)
+    if quota.max_body_bytes is not None and not route.upload:
+        limit = min(limit, quota.max_body_bytes)
+    if route.method in _WITH_BODY:
+        length = _length(environ)
+        if length is not None and length > limit:
+            raise _too_large(limit)
+    return limit
+
+
+def _read_body(service: "Service", route: Route, environ: Mapping[str, Any], request: Request,
+               limit: int) -> None:
+    """Read the body, or leave an upload's to its view."""
+    if request.method not in _WITH_BODY:
+        return
     length = _length(environ)
-    if length is not None and length > limit:
-        raise _too_large(limit)
     if route.upload:
         _check_encoding(environ)
         request.stream = stalls.Stream(service.stalls, environ["wsgi.input"])

@@ -38,6 +38,10 @@ _TAGS = {
 _REQUEST_ID = {"description": "The request's id: as sent, or made here.", "schema": {"type": "string"}}
 _HEADERS: Mapping[str, Mapping[str, Any]] = {
     "Retry-After": {"description": "Seconds until it is worth asking again.", "schema": {"type": "integer"}},
+    "RateLimit": {"description": "Of a tenant with a limit: requests left, and seconds until more are.",
+                  "schema": {"type": "string", "examples": ['"requests";r=49;t=1']}},
+    "RateLimit-Policy": {"description": "The limit: requests, and within how many seconds.",
+                         "schema": {"type": "string", "examples": ['"requests";q=150;w=2']}},
     "Location": {"description": "Where the object is.", "schema": {"type": "string"}},
     "WWW-Authenticate": {"description": "The scheme to use.", "schema": {"type": "string"}},
     "x-should-retry": {"description": "`false`: the same request will never succeed.",
@@ -45,7 +49,8 @@ _HEADERS: Mapping[str, Mapping[str, Any]] = {
 }
 _HEADERS_BY_STATUS = {201: ("Location",), 202: ("Location", "Retry-After"), 401: ("WWW-Authenticate",),
                       409: ("x-should-retry", "Retry-After"), 422: ("x-should-retry",),
-                      429: ("Retry-After", "x-should-retry"), 503: ("Retry-After",)}
+                      429: ("Retry-After", "x-should-retry", "RateLimit", "RateLimit-Policy"),
+                      503: ("Retry-After",)}
 _IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key", "in": "header", "required": False,
     "description": "The same key within 24 h answers with the first reply instead of doing it again.",
@@ -90,7 +95,7 @@ def statuses(route: Route) -> set[int]:
     """Every status that a route may answer: its own and those that all routes of its kind share."""
     found = {*route.replies, 403, 422, 500, 503}
     if route.scope is not None:
-        found.add(401)
+        found |= {401, 429}
     if "{" in route.path:
         found.add(404)
     if route.method in {"POST", "PUT", "PATCH", "DELETE"}:

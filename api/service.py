@@ -7,7 +7,19 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from api import admission, directory, intake, keyring, metrics, readiness, stalls, tickets, waiting
+from api import (
+    admission,
+    directory,
+    intake,
+    keyring,
+    metrics,
+    pacing,
+    quotas,
+    readiness,
+    stalls,
+    tickets,
+    waiting,
+)
 from models import blobs, database
 from models.settings import Settings, redis_url
 
@@ -35,6 +47,8 @@ class Service:
     metrics: metrics.Metrics
     readiness: readiness.Readiness
     stalls: stalls.Stalls
+    quotas: quotas.Quotas
+    pacing: pacing.Pacing
 
     @classmethod
     def build(cls, settings: Settings) -> Self:
@@ -49,13 +63,14 @@ class Service:
                    waiting.Waiters(redis_client(settings), store), blobs.Blobs(settings.blobs),
                    keyring.Keyring(store), metrics.Metrics(),
                    readiness.Readiness({"database": store.now, "broker": client.ping}),
-                   stalls.Stalls())
+                   stalls.Stalls(), quotas.Quotas(settings, store), pacing.Pacing(settings))
 
     def start(self) -> None:
         self.directory.start()
         self.publisher.start()
         self.waiters.start()
         self.stalls.start()
+        self.quotas.start()
 
     def stop(self) -> None:
         """End every wait, publish what is pending, close what is open."""
@@ -63,6 +78,8 @@ class Service:
         self.stalls.stop()
         self.publisher.stop()
         self.directory.stop()
+        self.quotas.stop()
+        self.pacing.close()
         self.redis.close()
         self.database.close()
 

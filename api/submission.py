@@ -10,7 +10,7 @@ from api import admission, bodies
 from api.directory import Served
 from api.http import Principal
 from models import addresses, ids, rendering
-from models.errors import Fault, InputInvalid, InvalidRequest, ModelNotFound
+from models.errors import Fault, InputInvalid, InvalidRequest, ModelNotFound, NotAdmitted
 from models.job import QUEUED, Job, NewJob
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ def prepare(service: "Service", principal: Principal, raw: bytes) -> NewJob:
     """The job that these bytes (checked text) ask for, admitted. A large input goes to the blob store.
 
     Raises InvalidJson, InvalidRequest, InputInvalid with every fault, ModelNotFound or ModelNotReady,
-    QueueFull or DeadlineUnmeetable. While the lane is full the input isn't looked at: only what had to be
-    read to know the lane is refused as wrong.
+    QueueFull, DeadlineUnmeetable or TooManyInFlight. While the lane is full the input isn't looked at: only
+    what had to be read to know the lane is refused as wrong.
     """
     try:
         return _prepare(service, principal, raw)
@@ -51,7 +51,12 @@ def _prepare(service: "Service", principal: Principal, raw: bytes) -> NewJob:
     if body.webhook is not None:
         _check_webhook(service, body.webhook)
     rate, measured = service.directory.rate(served, hardware)
-    wait_s, cost_s = service.admission.admit(hardware, work, rate, body.deadline_s, measured=measured)
+    service.quotas.take(principal.tenant)
+    try:
+        wait_s, cost_s = service.admission.admit(hardware, work, rate, body.deadline_s, measured=measured)
+    except NotAdmitted:
+        service.quotas.give_back(principal.tenant)
+        raise
     blob = None
     if len(given) > service.settings.max_inline_bytes:
         blob = service.blobs.put(given)
@@ -60,6 +65,12 @@ def _prepare(service: "Service", principal: Principal, raw: bytes) -> NewJob:
         5 if body.priority is None else body.priority, body.deadline_s, allowed,
         msgspec.json.encode(body.metadata) if body.metadata else None,
         msgspec.json.encode(body.webhook) if body.webhook is not None else None, wait_s=wait_s, cost_s=cost_s)
+
+
+def refund(service: "Service", jobs: Sequence[NewJob]) -> None:
+    """These were admitted and then not stored."""
+    service.admission.refund(jobs)
+    service.quotas.refund(jobs)
 
 
 def _refuse(service: "Service", raw: bytes) -> None:

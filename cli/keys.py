@@ -20,7 +20,8 @@ MAX_NAME = 128
 WIDE = 250  # columns, where nobody looks at a terminal
 
 
-def _connected() -> database.Database:
+def connected() -> database.Database:
+    """The database of the settings, up to date. Raises Unavailable with what to do."""
     from migrations import upgrade
     url = settings_module.load().database
     if url.startswith("sqlite") and not Path(database.sqlite_path(url)).exists():
@@ -69,7 +70,7 @@ def create(*, tenant: str, name: str, scopes: Sequence[str], expires_days: float
         return keys_module.create(tx, tenant=tenant, name=name, scopes=scopes, key=key,
                                   expires_days=expires_days)
 
-    made = _connected().write(work)
+    made = connected().write(work)
     if as_json:
         click.echo(json.dumps({"key": key, **_plain(made)}))
         return
@@ -81,7 +82,7 @@ def create(*, tenant: str, name: str, scopes: Sequence[str], expires_days: float
 @click.option("--json", "as_json", is_flag=True, help="One JSON array.")
 def list_keys(*, as_json: bool) -> None:
     """List all keys; of each only its last four characters are known."""
-    with _connected().read() as tx:
+    with connected().read() as tx:
         found = keys_module.listing(tx)
     if as_json:
         click.echo(json.dumps([_plain(each) for each in found]))
@@ -101,7 +102,7 @@ def list_keys(*, as_json: bool) -> None:
 @click.argument("key_id", metavar="ID")
 def revoke(key_id: str) -> None:
     """End a key. A running API may take it for up to half a minute more."""
-    done = _connected().write(lambda tx: keys_module.revoke(tx, key_id))
+    done = connected().write(lambda tx: keys_module.revoke(tx, key_id))
     if done is None:
         raise NotFound(f"there is no key {key_id}: `headrace keys list` shows them")
     click.echo(f"{key_id} is revoked" if done else f"{key_id} was revoked before")

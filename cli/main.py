@@ -63,6 +63,7 @@ COMMANDS = {
     "submit": ("cli.jobs", "submit", "Submit one job."),
     "jobs": ("cli.jobs", "jobs", "Show, list, cancel and retry jobs."),
     "keys": ("cli.keys", "keys", "Create, list and revoke API keys."),
+    "tenants": ("cli.tenants", "tenants", "Create and list tenants, and set their quotas."),
     "db": ("cli.db", "db", "Upgrade, check, back up and restore the database."),
     "doctor": ("cli.doctor", "doctor", "Say what is configured, reachable and missing."),
 }

@@ -137,6 +137,12 @@ class NotAdmitted(HeadraceError):
         self.estimated_wait_s = estimated_wait_s
 
 
+class TooManyInFlight(NotAdmitted):
+    """The tenant has as many jobs in flight as it may; try again when some have ended."""
+
+    code = "rate_limited"
+
+
 class QueueFull(NotAdmitted):
     """More work waits than is taken on; try again when `Retry-After` says."""
 

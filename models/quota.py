@@ -41,6 +41,7 @@ class Own:
 
 LIMITS = tuple(item.name for item in fields(Own) if item.name != "tenant")
 UNLIMITED = Quota()
+EMBEDDED = tenants.DEFAULT  # which no default limits
 
 
 def default(settings: Settings) -> Quota:
@@ -51,7 +52,7 @@ def default(settings: Settings) -> Quota:
 
 def in_force(own: Own, settings: Settings) -> Quota:
     """What holds for this tenant."""
-    if own.tenant == tenants.DEFAULT:
+    if own.tenant == EMBEDDED:
         return _in_force(own, Own(""))
     return _in_force(own, Own("", settings.tenant_max_in_flight, settings.tenant_rate, settings.tenant_burst,
                               settings.tenant_max_body_bytes))
@@ -92,6 +93,14 @@ def limited(tx: Transaction) -> list[Own]:
 def get(tx: Transaction, tenant: str) -> Own | None:
     row = tx.one(_ONE, id=tenant)
     return None if row is None else _own(row)
+
+
+def create(tx: Transaction, tenant: str) -> bool:
+    """Add a tenant; False if it was there."""
+    if get(tx, tenant) is not None:
+        return False
+    tenants.ensure(tx, tenant)
+    return True
 
 
 def change(tx: Transaction, tenant: str, **limits: float | None) -> None:

@@ -78,10 +78,10 @@ def _store(service: "Service", entry: Submission) -> None:
     try:
         service.intake.submit(entry)
     except BaseException:
-        service.admission.refund(entry.jobs)
+        submission.refund(service, entry.jobs)
         raise
     if entry.taken:
-        service.admission.refund(entry.jobs)
+        submission.refund(service, entry.jobs)
 
 
 def _stored(service: "Service", request: Request, name: Name | None) -> Reply | None:
@@ -117,7 +117,7 @@ def submit_batch(service: "Service", request: Request, principal: Principal) -> 
         try:
             entries.append(submission.prepare(service, principal, raw))
         except Unavailable:  # it will pass, so it is no answer to be kept under the key
-            service.admission.refund([entry for entry in entries if isinstance(entry, NewJob)])
+            submission.refund(service, [entry for entry in entries if isinstance(entry, NewJob)])
             raise
         except HeadraceError as error:
             entries.append(error)
@@ -125,7 +125,7 @@ def submit_batch(service: "Service", request: Request, principal: Principal) -> 
     if any(isinstance(entry, NotAdmitted) for entry in entries):
         stored = _stored(service, request, key_name)
         if stored is not None:
-            service.admission.refund(jobs)
+            submission.refund(service, jobs)
             return stored
     if not jobs:
         return batches.reply(entries, 0)

@@ -103,6 +103,7 @@ class Feeder:
             lane = self._lanes[hardware]
             if lane.open:  # not a new arrival behind others, so perhaps an old job that came back
                 lane.turns.forget()
+            lane.turns.heard()
             lane.open = False
         for hardware, lowest in returned:
             if hardware in self._lanes:

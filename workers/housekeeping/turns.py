@@ -12,6 +12,7 @@ from workers.housekeeping.shares import Cost, Shares
 LATE_S = 5.0  # between the making of an id and its commit: cursors stay that far behind the clock
 DUTY_SHARE = 0.05  # of the time, for walks that may be long: full scans, searches for lost tickets and slots
 FEW_SLOTS, QUICK_S = 64, 0.002  # so few, found so quickly: they are searched for each pick
+BEARABLE_S = 0.01  # found so quickly, they are searched at once when rows were left behind
 
 
 class Turns:
@@ -24,6 +25,7 @@ class Turns:
         self.shares = Shares()
         self._slots: list[Slot] | None = None
         self._slots_due_at = 0.0  # own monotonic clock
+        self._search_s = 0.0
         self._resumed = False
 
     @property
@@ -54,6 +56,11 @@ class Turns:
         self._floor = ""
         self._slots_due_at = 0.0
 
+    def heard(self) -> None:
+        """Rows were left behind, perhaps of a tenant that did not wait before."""
+        if self._search_s < BEARABLE_S:
+            self._slots_due_at = 0.0
+
     def came_back(self, lowest: str) -> None:
         """Search again from this id on; from the beginning if it is ""."""
         below = lowest[:-1]  # of a string, each beginning sorts before it
@@ -66,9 +73,9 @@ class Turns:
         begun_at = time.monotonic()
         if self._slots is None or begun_at >= self._slots_due_at:
             self._slots = turn.slots(tx, hardware, after=self._floor)
-            taken_s = time.monotonic() - begun_at
-            cheap = len(self._slots) <= FEW_SLOTS and taken_s < QUICK_S
-            self._slots_due_at = begun_at if cheap else begun_at + taken_s / DUTY_SHARE
+            self._search_s = time.monotonic() - begun_at
+            cheap = len(self._slots) <= FEW_SLOTS and self._search_s < QUICK_S
+            self._slots_due_at = begun_at if cheap else begun_at + self._search_s / DUTY_SHARE
         if not self._resumed and self._slots:
             self._resume(tx, hardware, self._slots)
         self.shares.enter(slot.tenant for slot in self._slots)
