@@ -17,9 +17,8 @@ MAX_CACHED = 10_000
 class Keyring:
     """Thread-safe. Raw keys are not kept, only their digests."""
 
-    def __init__(self, database: Database, cache_s: float = CACHE_S) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._cache_s = cache_s
         self._known: dict[str, tuple[Principal | None, float]] = {}
         self._lock = threading.Lock()
 
@@ -42,8 +41,7 @@ class Keyring:
         if found is not None:
             known, now = found
             principal = Principal(known.tenant, frozenset(known.scopes), known.id)
-            keep_s = self._cache_s if known.expires_at is None else min(
-                self._cache_s, (known.expires_at - now) / 1000)
+            keep_s = CACHE_S if known.expires_at is None else min(CACHE_S, (known.expires_at - now) / 1000)
             # Sampled: at most once for each time that the cache is filled, and never a reason to refuse.
             with contextlib.suppress(Unavailable):
                 self._database.write(lambda tx: keys.touch(tx, known.id), durable=False)
