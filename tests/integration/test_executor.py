@@ -8,7 +8,7 @@ import pytest
 import structlog.testing
 
 from models import database as databases
-from models import feed, incarnation, job, sqlite
+from models import claim, feed, incarnation, job, sqlite
 from models.errors import EngineUnavailable
 from tests import rows, waiting
 from tests.rigs import NETWORK, Rig
@@ -140,6 +140,19 @@ def test_a_suspect_runs_with_nothing_else_claimed(rig):
         assert worker.column("state", more) == ["queued"] * 2
         stalls.set()
         assert worker.ended([suspect, *more]) == ["succeeded"] * 3
+
+
+def test_suspects_of_one_ticket_run_as_one_batch(rig):
+    with rig() as worker:
+        worker.load()
+        names = worker.accept([1.0, 2.0, 3.0])
+        lost = rows.worker(worker.database)
+        worker.database.write(lambda tx: claim.claim(tx, names, incarnation=lost, hardware="cpu", begun=True))
+        worker.database.write(lambda tx: incarnation.end(tx, lost, incarnation.LOST, max_attempts=3))
+        assert worker.column("suspect", names) == [1] * 3
+        worker.offer(names, alone=True)
+        assert worker.ended(names) == ["succeeded"] * 3
+        assert worker.engines[-1].runs == [3]
 
 
 def test_what_is_not_running_is_given_back_on_a_graceful_stop(rig):
