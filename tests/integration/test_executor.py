@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import structlog.testing
 
-from models import database as databases
 from models import claim, feed, incarnation, job, sqlite
+from models import database as databases
 from models.errors import EngineUnavailable
 from tests import rows, waiting
 from tests.rigs import NETWORK, Rig

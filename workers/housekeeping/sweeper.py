@@ -124,13 +124,13 @@ class Sweeper:
         with self._database.read() as tx:
             holders = incarnation.abandoned(tx)
 
-        def release(tx: Transaction) -> None:
-            for holder in holders:
-                claim.release(tx, holder, confirmed=False, max_attempts=self._settings.max_attempts)
-
+        for holder in holders:  # each by itself: each locks its jobs in their order
+            self._database.write(self._release(holder))
         if holders:
-            self._database.write(release)
             log.warning("jobs_released", incarnations=holders)
+
+    def _release(self, holder: str) -> Callable[[Transaction], list[str]]:
+        return lambda tx: claim.release(tx, holder, confirmed=False, max_attempts=self._settings.max_attempts)
 
     def retire(self) -> None:
         """Retire the withdrawn networks whose last job has ended."""
