@@ -4,7 +4,6 @@ One thread loads them, so that engines are loaded one at a time, and nothing els
 checks, since what strangers send may take its time.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -32,14 +31,8 @@ SURVEY_S = 2.0  # how often networks pinned, replaced or retired elsewhere, and 
 RETRY_S = (1.0, 2.0, 5.0)  # waits after the first, the second and each further refusal
 MAX_ENGINES = 32
 STOP_S = 5.0
-MEMORY_SHARE = 0.5  # of the machine's memory that the files of loaded networks may take up together
 
 _log = structlog.get_logger("headrace.worker")
-
-
-def memory_bytes() -> int:
-    """What networks may take of this machine's memory."""
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +55,7 @@ class Catalogue:
         self._database = database
         self._artifacts = artifacts
         self._hardware = hardware
-        self._memory_bytes = memory_bytes()
+        self._memory_bytes = serving.memory_bytes()
         self._condition = threading.Condition()
         self._loaded: dict[str, Loaded] = {}
         self._refusals: dict[str, Refusal] = {}

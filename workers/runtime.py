@@ -16,7 +16,7 @@ from models import contract, database, ids
 from models.blobs import Blobs
 from models.errors import SettingsInvalid, Unavailable
 from models.settings import Settings
-from workers import catalogue, engine, trial
+from workers import catalogue, engine, serving, trial
 from workers.artifacts import Artifacts
 from workers.buffer import Buffer
 from workers.executor import Executor
@@ -47,7 +47,7 @@ class Runtime:
         self._lease = Lease(self._database, self.incarnation, hardware=hardware, lanes=lanes,
                             lease_s=settings.lease_s)
         tried = trial.Trial(classes[hardware], limit_s=settings.check_s,
-                            limit_bytes=catalogue.memory_bytes())
+                            limit_bytes=serving.memory_bytes())
         self._catalogue = catalogue.Catalogue(
             self._database, Artifacts(settings.data_dir / "cache", blobs), classes[hardware], inspect=tried)
         self._buffer = Buffer(profile_of=self._catalogue.profile, want=self._catalogue.want,

@@ -1,5 +1,6 @@
 """A loaded network: its engine, its task, what it has learned about itself, and its warm-up."""
 
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -20,6 +21,12 @@ SAMPLE_WORK = 32.0  # of one made-up item where its size is free: a sentence of 
 # What a batch and each of its jobs cost beside the device, until real ones have shown it (measured).
 BATCH_OVERHEAD_S = 0.0015
 ITEM_OVERHEAD_S = 0.00004
+MEMORY_SHARE = 0.5  # of the machine's memory that the files of loaded networks may take up together
+
+
+def memory_bytes() -> int:
+    """What networks may take of this machine's memory."""
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE)
 
 
 @dataclass(slots=True, eq=False)
