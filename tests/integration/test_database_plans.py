@@ -28,6 +28,7 @@ STATEMENTS: dict[str, tuple[Statement, Mapping[str, Any]]] = {
     "expire": (job._EXPIRED, {"ids": ["a"]}),
     "left": (feed._LEFT, {"hardware": "cpu", "after": "job_0"}),
     "slots": (turn._SLOTS, {"hardware": "cpu", "after": "job_0"}),
+    "newcomer": (turn._NEWCOMER, {"hardware": "cpu", "ps": [-1], "ts": [""], "qs": [10], "us": [""]}),
     "pick": (turn._PICK, {"hardware": "cpu", "limit": 64, "each": 64, "priorities": [5], "tenants": ["t"],
                           "afters": [""]}),
     "pick of SQLite": (turn._PICKS[1], {"hardware": "cpu", "limit": 64, "each": 64, "p0": 5, "t0": "t", "a0": ""}),
@@ -40,7 +41,7 @@ STATEMENTS: dict[str, tuple[Statement, Mapping[str, Any]]] = {
     "abandoned": (incarnation._ABANDONED, {}),
 }
 ONLY_SQLITE = (claim._LOOK, turn._PICKS[1])
-ONLY_POSTGRES = (turn._PICK,)
+ONLY_POSTGRES = (turn._PICK, turn._NEWCOMER)
 # Walks of an index that holds only what waits or runs: its size is the backlog's, not the table's.
 PARTIAL = re.compile(r"ix_jobs_(waiting|waiting_deadline|turn|turn_deadline|running|deadline)\b")
 

@@ -23,15 +23,17 @@ class Turns:
         self._floor = ""  # nothing below waits without a ticket, in whatever slot
         self._floor_due_at = 0.0  # own monotonic clock: when it is to be made sure again
         self.shares = Shares()
-        self._slots: list[Slot] | None = None
-        self._slots_due_at = 0.0  # own monotonic clock
-        self._search_s = 0.0
+        self._slots: list[Slot] = []
+        self._idle: set[Slot] = set()  # of them, where nothing was found by the last pick that saw all
+        self._slots_due_at = 0.0  # own monotonic clock: when to look whether there are others
+        self._search_due_at = 0.0  # and when to find all of them again
+        self._look_s = 0.0
         self._resumed = False
 
     @property
     def remembers(self) -> bool:
         """Whether a pick may have missed something for what is remembered."""
-        return bool(self.cursors) or time.monotonic() < self._slots_due_at
+        return bool(self.cursors) or time.monotonic() < max(self._slots_due_at, self._search_due_at)
 
     def left(self, tx: Transaction, hardware: str) -> bool:
         """Whether a job without a ticket waits; a walk over everything only every few seconds."""
@@ -54,11 +56,11 @@ class Turns:
         """Search from the beginning."""
         self.cursors.clear()
         self._floor = ""
-        self._slots_due_at = 0.0
+        self._slots_due_at = self._search_due_at = 0.0
 
     def heard(self) -> None:
         """Rows were left behind, perhaps of a tenant that did not wait before."""
-        if self._search_s < BEARABLE_S:
+        if self._look_s < BEARABLE_S:
             self._slots_due_at = 0.0
 
     def came_back(self, lowest: str) -> None:
@@ -66,21 +68,33 @@ class Turns:
         below = lowest[:-1]  # of a string, each beginning sorts before it
         self.cursors = {slot: min(cursor, below) for slot, cursor in self.cursors.items() if below}
         self._floor = min(self._floor, below)
-        self._slots_due_at = 0.0
+        self._slots_due_at = self._search_due_at = 0.0
 
     def pick(self, tx: Transaction, hardware: str, limit: int, cost: Cost) -> Picked:
         """Up to `limit` jobs without a ticket, locked, in their order."""
-        begun_at = time.monotonic()
-        if self._slots is None or begun_at >= self._slots_due_at:
-            self._slots = turn.slots(tx, hardware, after=self._floor)
-            self._search_s = time.monotonic() - begun_at
-            cheap = len(self._slots) <= FEW_SLOTS and self._search_s < QUICK_S
-            self._slots_due_at = begun_at if cheap else begun_at + self._search_s / DUTY_SHARE
+        self._look(tx, hardware)
         if not self._resumed and self._slots:
             self._resume(tx, hardware, self._slots)
-        self.shares.enter(slot.tenant for slot in self._slots)
-        return turn.pick(tx, hardware, limit=limit, known=self._slots, after=self.cursors,
-                         order=self.shares.turn(cost))
+        self.shares.enter(slot.tenant for slot in self._slots if slot not in self._idle)
+        picked = turn.pick(tx, hardware, limit=limit, known=self._slots, after=self.cursors,
+                           order=self.shares.turn(cost))
+        found = {Slot(job.entry.priority, job.entry.tenant) for job in picked}
+        self._idle = (self._idle if picked.more else set(self._slots)) - found
+        return picked
+
+    def _look(self, tx: Transaction, hardware: str) -> None:
+        """Find the slots: mostly by a look whether there are others than before."""
+        begun_at = time.monotonic()
+        if begun_at < self._slots_due_at:
+            return
+        again = bool(self._slots) and begun_at < self._search_due_at
+        if not again or turn.newcomer(tx, hardware, self._slots):
+            self._slots = turn.slots(tx, hardware, after=self._floor)
+            self._idle = set()
+            self._search_due_at = begun_at + max(LATE_S, (time.monotonic() - begun_at) / DUTY_SHARE)
+        self._look_s = time.monotonic() - begun_at
+        cheap = len(self._slots) <= FEW_SLOTS and self._look_s < QUICK_S
+        self._slots_due_at = begun_at if cheap else begun_at + self._look_s / DUTY_SHARE
 
     def _resume(self, tx: Transaction, hardware: str, slots: Sequence[Slot]) -> None:
         """Go on about where the leader before was."""
