@@ -26,7 +26,7 @@ from tests.chaos.harness.hooks import sitecustomize as hook
 from tests.chaos.harness.schedule import LEASE_S
 
 WORKERS = 2
-DISK_MB = {"sqlite": 128, "postgres": 448}  # it is memory
+DISK_MB = {"sqlite": 512, "postgres": 1024}  # it is memory; more than two minutes of jobs take
 WEBHOOK_SCHEDULE = "0,0.5,1,1,2,2,3,3,4,4,5,5,5,5,5,5,8,8,8,8,8,8"
 COMMANDS = {"worker": "main.py worker ", "api": "main.py api", "housekeep": "main.py housekeep",
             "database": "bin/postgres -D"}
