@@ -9,7 +9,8 @@ from models.feed import Waiting
 from models.turn import Picked, Slot
 from workers.housekeeping.shares import Cost, Shares
 
-LATE_S = 5.0  # between the making of an id and its commit: cursors stay that far behind the clock
+LATE_S = 5.0  # between the making of an id and its commit
+LATE_LOOK_S = 0.5  # how often cursors are lowered by that: under a held snapshot it is a walk
 DUTY_SHARE = 0.05  # of the time, for walks that may be long: full scans, searches for lost tickets and slots
 FEW_SLOTS, QUICK_S = 64, 0.002  # so few, found so quickly: they are searched for each pick
 BEARABLE_S = 0.01  # found so quickly, they are searched at once when rows were left behind
@@ -28,6 +29,7 @@ class Turns:
         self._slots_due_at = 0.0  # own monotonic clock: when to look whether there are others
         self._search_due_at = 0.0  # and when to find all of them again
         self._look_s = 0.0
+        self._late_due_at = 0.0
         self._resumed = False
 
     @property
@@ -76,8 +78,14 @@ class Turns:
         if not self._resumed and self._slots:
             self._resume(tx, hardware, self._slots)
         self.shares.enter(slot.tenant for slot in self._slots if slot not in self._idle)
-        picked = turn.pick(tx, hardware, limit=limit, known=self._slots, after=self.cursors,
+        begun_at = time.monotonic()
+        late = begun_at >= self._late_due_at
+        newest = _newest()
+        after = {slot: min(cursor, newest) for slot, cursor in self.cursors.items()} if late else self.cursors
+        picked = turn.pick(tx, hardware, limit=limit, known=self._slots, after=after,
                            order=self.shares.turn(cost))
+        if late:
+            self._late_due_at = begun_at + max(LATE_LOOK_S, (time.monotonic() - begun_at) / DUTY_SHARE)
         found = {Slot(job.entry.priority, job.entry.tenant) for job in picked}
         self._idle = (self._idle if picked.more else set(self._slots)) - found
         return picked
@@ -108,7 +116,6 @@ class Turns:
 
         It stops before the slot's first job that got none.
         """
-        newest = _newest()
         blocked: set[Slot] = set()
         charged: list[Waiting] = []
         for job in picked:
@@ -118,7 +125,7 @@ class Turns:
                 charged.append(job)
             if entry.deadline_at is not None or slot in blocked:
                 continue
-            if entry.id in marked and entry.id < newest:
+            if entry.id in marked:
                 self.cursors[slot] = max(entry.id, self.cursors.get(slot, ""))
             else:
                 blocked.add(slot)
