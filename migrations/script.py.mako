@@ -16,7 +16,8 @@ working on what it leaves (tests/upgrade runs both side by side):
   start and says so. A column is renamed by adding one, writing both for a release, and dropping the old one.
 - The same goes for tickets: a new version is read for a release before it is written (models/contract.py).
 - A lock is held for a moment or not at all (`lock_timeout` is set). On PostgreSQL index a large table
-  CONCURRENTLY inside `op.get_context().autocommit_block()`, with IF NOT EXISTS; add a CHECK or foreign key as
+  CONCURRENTLY inside `op.get_context().autocommit_block()`, with IF NOT EXISTS, after dropping what an
+  interrupted try left invalid (see 0003); add a CHECK or foreign key as
   NOT VALID and validate it in a later revision. SQLite has one writer: everybody waits while a revision runs.
 - It ends with ANALYZE of the tables it changed that hold rows (never of empty ones, see 0001).
 - There is no way back but a backup; but the code before runs on, so that going back to it needs none.

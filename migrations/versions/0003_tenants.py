@@ -16,6 +16,14 @@ branch_labels = None
 depends_on = None
 
 
+def drop_invalid(name: str) -> None:
+    # One that was interrupted (a snapshot held for longer than lock_timeout is enough) stays, used by nobody,
+    # and IF NOT EXISTS would take it for done.
+    invalid = sa.text("SELECT 1 FROM pg_index WHERE indexrelid = to_regclass(:name) AND NOT indisvalid")
+    if op.get_bind().scalar(invalid, {"name": name}):
+        op.execute(f"DROP INDEX {name}")
+
+
 def upgrade() -> None:
     lite = op.get_context().dialect.name == "sqlite"
     for column in (
@@ -36,6 +44,7 @@ def upgrade() -> None:
             op.create_index(name, "jobs", columns, **only)
         else:
             with op.get_context().autocommit_block():
+                drop_invalid(name)
                 op.create_index(name, "jobs", columns, postgresql_concurrently=True, if_not_exists=True,
                                 **only)
 

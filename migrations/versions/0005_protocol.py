@@ -13,6 +13,14 @@ branch_labels = None
 depends_on = None
 
 
+def drop_invalid(name: str) -> None:
+    # One that was interrupted (a snapshot held for longer than lock_timeout is enough) stays, used by nobody,
+    # and IF NOT EXISTS would take it for done.
+    invalid = sa.text("SELECT 1 FROM pg_index WHERE indexrelid = to_regclass(:name) AND NOT indisvalid")
+    if op.get_bind().scalar(invalid, {"name": name}):
+        op.execute(f"DROP INDEX {name}")
+
+
 def upgrade() -> None:
     op.add_column("incarnations", sa.Column("suspects", sa.Integer))
     # UNIQUE (event_id, url, endpoint_id) doesn't bind where there is no endpoint.
@@ -24,6 +32,7 @@ def upgrade() -> None:
         op.create_index("uq_deliveries_own", "deliveries", ["event_id", "url"], unique=True, **only)
     else:
         with op.get_context().autocommit_block():
+            drop_invalid("uq_deliveries_own")
             op.create_index("uq_deliveries_own", "deliveries", ["event_id", "url"], unique=True,
                             postgresql_concurrently=True, if_not_exists=True, **only)
 

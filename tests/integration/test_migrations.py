@@ -40,6 +40,22 @@ def test_upgrading_again_and_at_once_changes_nothing(empty_url: str) -> None:
     assert upgrade.check(empty_url) == []
 
 
+def test_an_index_that_could_not_be_finished_is_built_anew(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if empty_url.startswith("sqlite"):
+        pytest.skip("SQLite builds an index in one transaction")
+    upgrade.upgrade(empty_url, "0002")
+    monkeypatch.setattr(upgrade, "LOCK_TIMEOUT_MS", 200)
+    with psycopg.connect(empty_url) as holder:
+        holder.execute("LOCK TABLE jobs IN ROW EXCLUSIVE MODE")
+        with pytest.raises(errors.Unavailable):
+            upgrade.upgrade(empty_url)
+        holder.rollback()
+    upgrade.upgrade(empty_url)
+    with psycopg.connect(empty_url) as connection:
+        assert connection.execute("SELECT indexrelid::regclass FROM pg_index WHERE NOT indisvalid").fetchall() == []
+        assert upgrade.check(empty_url) == []
+
+
 def test_check_names_each_difference(empty_url: str) -> None:
     upgrade.upgrade(empty_url)
     for statement in ("ALTER TABLE api_keys ADD COLUMN colour text", "DROP INDEX ix_jobs_tenant_id",
