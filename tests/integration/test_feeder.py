@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -125,6 +126,20 @@ def test_a_backlog_is_fed_to_its_end_as_tickets_are_taken(database, client, feed
     assert sorted(done) == sorted(wanted)
     assert set(done[:100]) == set(wanted[500:])  # those with a deadline first
     assert done[100:] == wanted[:500]
+
+
+def test_a_feeder_that_stands_by_keeps_nothing_of_what_it_hears(feeder) -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=feeder.run, args=(stop, lambda: False))
+    thread.start()
+    try:
+        for _ in range(100):
+            feeder.wake("cpu")
+            feeder.returned("cpu", "job_1")
+        waiting.until(lambda: not feeder._news and not feeder._returned, what="what was heard is forgotten")
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_a_suspect_gets_a_ticket_of_its_own(database, client, feeder) -> None:

@@ -79,6 +79,8 @@ class Feeder:
             self._woken.clear()
             if not leads():
                 self._lanes.clear()  # what it remembers will be another leader's past
+                self._news.clear()
+                self._returned.clear()
                 continue
             try:
                 self.round()
