@@ -78,7 +78,7 @@ DTYPES: Mapping[str, type[np.generic]] = {
     "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64,
     "FP16": np.float16, "FP32": np.float32, "FP64": np.float64, "BYTES": np.object_,
 }
-_OUT_OF_MEMORY = ("failed to allocate memory", "bad_alloc", "out of memory", "alloc_failed", "cuda failure 2")
+_OUT_OF_MEMORY = ("failed to allocate memory", "bad_alloc", "out of memory", "alloc_failed")
 # Faults that leave a CUDA context useless; one that the input caused (an illegal address) looks like one that
 # it did not (a device that fell off the bus).
 _PROVIDER_FAILED = ("cuda failure", "cudnn failure", "cublas failure", "cudnn_status_", "cublas_status_",

@@ -11,7 +11,15 @@ from models import settings
 from models.errors import HardwareMissing, NetworkRejected
 from tests import graphs
 from tests.graphs import FLOAT, INT64, node
-from workers.engine import EngineFailed, EngineOutOfMemory, TensorSpec, available, open_engine
+from workers.engine import (
+    EngineFailed,
+    EngineOutOfMemory,
+    ProviderFailed,
+    TensorSpec,
+    _run_error,
+    available,
+    open_engine,
+)
 from workers.null_engine import NullEngine
 
 
@@ -100,6 +108,17 @@ def test_running_out_of_memory_and_failing_are_told_apart(tmp_path):
         engine.run({"a": np.zeros(2, np.float32), "n": np.array([1])}, ["b"])
     assert not isinstance(caught.value, EngineOutOfMemory)
     assert "[ONNXRuntimeError]" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "kind"), [
+    ("CUDA failure 2: out of memory ; GPU=0", EngineOutOfMemory),
+    ("CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0", EngineOutOfMemory),
+    ("CUDA failure 214: uncorrectable ECC error encountered ; GPU=0", ProviderFailed),
+    ("CUDA failure 700: an illegal memory access was encountered ; GPU=0", ProviderFailed),
+    ("Invalid input shape", EngineFailed),
+])
+def test_what_a_device_says_tells_whether_a_smaller_batch_may_do(text, kind):
+    assert type(_run_error(RuntimeError(text))) is kind
 
 
 def _null(**options):
