@@ -15,7 +15,7 @@ from models.errors import Fault, SettingsInvalid
 
 PREFIX = "HEADRACE_"
 MIB = 1 << 20
-_BEFORE_HOST = re.compile(r"(://[^/?#\s:@]*:)[^/?#\s]*@")  # an unescaped `@` in the password too
+_BEFORE_HOST = re.compile(r"(://[^/?#\s:@]*:)[^/\s]*@")  # unescaped `@`, `?` and `#` in the password too
 _IN_QUERY = re.compile(r"([?&;][^=&;#\s]*(?:pass|secret|token|key)[^=&;#\s]*=)[^&;#\s]*", re.IGNORECASE)
 MAX_SOCKET_PATH = 100  # the kernel's limit is 104 to 108 bytes
 _PLAIN = re.compile(r"[\w./-]+\Z", re.ASCII)  # what needs no escaping in a URL, however it is read

@@ -8,6 +8,7 @@ from models import settings
 @pytest.mark.parametrize(("url", "shown"), [
     ("postgresql://me:s3cret@db/headrace", "postgresql://me:***@db/headrace"),
     ("postgresql://me:s3c@cret@db:5432/headrace", "postgresql://me:***@db:5432/headrace"),
+    ("postgresql://me:s3#c?ret@db/headrace", "postgresql://me:***@db/headrace"),
     ("postgresql://db/headrace?user=me&password=s3cret&sslmode=require",
      "postgresql://db/headrace?user=me&password=***&sslmode=require"),
     ("postgresql:///headrace?sslpassword=s3cret", "postgresql:///headrace?sslpassword=***"),
