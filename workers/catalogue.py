@@ -15,7 +15,7 @@ import structlog
 from models import network as networks
 from models import rate as rates
 from models.database import Database
-from models.errors import HardwareMissing, HeadraceError, NetworkRejected, Unavailable
+from models.errors import HardwareMissing, NetworkRejected, Unavailable
 from models.network import Network
 from models.settings import HardwareClass
 from workers import engine as engines
@@ -182,9 +182,9 @@ class Catalogue:
                 reason = str(error)
                 self._database.write(lambda tx, n=network, r=reason: networks.reject(tx, n, r))  # type: ignore[misc]
                 _log.warning("network_rejected", network=network.reference, reason=reason)
-            except HeadraceError as error:  # nothing against the network: another try or worker may do
+            except Exception as error:  # noqa: BLE001 - nothing against the network: another try or worker may do
                 self._unchecked[network.digest] = time.monotonic() + RETRY_S[-1]
-                _log.warning("network_check_failed", network=network.reference, reason=str(error))
+                _log.warning("network_check_failed", network=network.reference, reason=readable(error))
             else:
                 if self._closed:
                     return
