@@ -272,8 +272,9 @@ def resolve(host: str, port: int, deadline_s: float) -> list[Address]:
         with _asking:
             lookup = _asked.get((host, port))
             if lookup is None:
-                lookup = _asked[host, port] = _Lookup(host, port)
+                lookup = _Lookup(host, port)
                 lookup.start()
+                _asked[host, port] = lookup
             else:
                 _lookups.release()
     if not lookup.wait(until - time.monotonic()):

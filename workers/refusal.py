@@ -47,7 +47,8 @@ def release(database: Database, ids: Sequence[str], reference: str, *, count: in
         served = network.get(tx, name, version)
         others = [] if served is None else [each for each in served.hardware if each in willing]
         moved = placement.move(tx, ids, others)
-        left = [each for each in ids if not any(each in jobs for jobs in moved.values())]
+        gone = {each for jobs in moved.values() for each in jobs}
+        left = [each for each in ids if each not in gone]
         # Nothing is run, so suspects may be claimed beside others.
         claimed = claim.claim(tx, left, incarnation=incarnation, hardware=hardware, begun=False, alone=True)
         classes = ", ".join(repr(each) for each in served.hardware) if served else repr(hardware)

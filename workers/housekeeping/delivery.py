@@ -51,6 +51,7 @@ class Delivery:
         self._news = threading.Event()  # deliveries were made
         self._looked_at = 0.0
         self._barren: frozenset[str] | None = None  # nothing was due but to these receivers, all busy
+        self._stale_due_at = 0.0  # when breakers are looked after even while sends keep ending
         self._cramped = False  # what was due may lack room: a send that ends makes some
         self._leader = leader.Leader(database, self._me, [DUTY], lease_s=settings.lease_s)
         self._clock_s = 0.0  # the database's clock, less our monotonic one
@@ -90,15 +91,17 @@ class Delivery:
         begun = self._rooms.booking(time.monotonic())
         busy = frozenset(begun.busy())
         looks = begun.room > 0 and self._may_find(busy)
+        if not looks and not self._unrecorded:
+            return False
         stale = False
-        if not self._unrecorded:
-            if not looks:
-                return False
+        if looks and (not self._unrecorded or time.monotonic() >= self._stale_due_at):
             with self._database.read() as tx:
                 stale = breaker.any_stale(tx)
-                if not stale and not delivery.any_due(tx, sorted(busy)):
-                    self._barren = busy
-                    return False
+                idle = not (stale or self._unrecorded or delivery.any_due(tx, sorted(busy)))
+            self._stale_due_at = time.monotonic() + TICK_S
+            if idle:
+                self._barren = busy
+                return False
         attempts = [self._attempt(due, answer) for due, answer in self._unrecorded]
 
         def work(tx: Transaction) -> Taken:
