@@ -129,6 +129,8 @@ class Turns:
                 self.cursors[slot] = max(entry.id, self.cursors.get(slot, ""))
             else:
                 blocked.add(slot)
+                if entry.id < self.cursors.get(slot, ""):  # committed late: else it would be passed over
+                    self.cursors[slot] = entry.id[:-1]
         self.shares.charge(charged, cost)
 
 
