@@ -126,6 +126,8 @@ def _forget_unsent(tx: Transaction) -> None:
 _ABANDONED = Statement(
     "SELECT DISTINCT i.id FROM incarnations i JOIN jobs j ON j.incarnation = i.id "
     "WHERE i.ended_at IS NOT NULL AND j.state = 'running' AND NOT j.waiting")
+_CLASSES = Statement("SELECT DISTINCT hardware FROM incarnations WHERE id {in ids} AND hardware IS NOT NULL "
+                     "ORDER BY hardware")
 _FORGET = Statement(
     "DELETE FROM incarnations WHERE ended_at < {now} - :ms AND NOT EXISTS "
     "(SELECT 1 FROM jobs j WHERE j.incarnation = incarnations.id AND j.state = 'running')")
@@ -134,6 +136,11 @@ _FORGET = Statement(
 def abandoned(tx: Transaction) -> list[str]:
     """Ended incarnations that still hold jobs: `claim.release` them."""
     return [row[0] for row in tx.all(_ABANDONED)]
+
+
+def classes(tx: Transaction, ids: Sequence[str]) -> list[str]:
+    """The hardware classes that these lives were of."""
+    return [row[0] for row in tx.all(_CLASSES, ids=ids)]
 
 
 def forget(tx: Transaction, age_s: float) -> int:

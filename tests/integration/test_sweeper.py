@@ -108,11 +108,16 @@ def test_a_dead_broker_does_not_stop_the_sweep(database, settings, own_broker) -
         assert job.states(tx, [wanted]) == {wanted: "expired"}
 
 
-def test_what_a_worker_claimed_while_it_was_declared_lost_is_released(database, sweeper) -> None:
+def test_what_a_worker_claimed_while_it_was_declared_lost_is_released(database, sweeper, broker) -> None:
     me, (wanted,) = rows.worker(database), rows.jobs(database)
     database.write(lambda tx: claim.claim(tx, [wanted], incarnation=me, hardware="cpu", begun=True))
     database.write(lambda tx: tx.run(_END_LONG_AGO, id=me))
-    sweeper.sweep()
+    with broker.client() as client, client.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe(contract.RETURN_CHANNEL)
+        waiting.until(lambda: client.pubsub_numsub(contract.RETURN_CHANNEL)[0][1] == 1)
+        sweeper.sweep()
+        message = waiting.until(lambda: heard.get_message(timeout=1.0))
+    assert contract.decode_return(message["data"]) == ("cpu", "")  # the feeder is told
     with database.read() as tx:
         (found,) = turn.pick(tx, "cpu", limit=5)
     assert (found.entry.id, found.suspect) == (wanted, True)

@@ -125,9 +125,13 @@ class Sweeper:
             holders = incarnation.abandoned(tx)
 
         for holder in holders:  # each by itself: each locks its jobs in their order
-            self._database.write(self._release(holder))
+            self._tell(self._database.write(self._release(holder)))
         if holders:
             log.warning("jobs_released", incarnations=holders)
+            with self._database.read() as tx:
+                classes = incarnation.classes(tx, holders)
+            for hardware in classes:
+                self._publish(contract.RETURN_CHANNEL, contract.encode_return(hardware))
 
     def _release(self, holder: str) -> Callable[[Transaction], list[str]]:
         return lambda tx: claim.release(tx, holder, confirmed=False, max_attempts=self._settings.max_attempts)
