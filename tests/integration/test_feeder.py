@@ -10,8 +10,10 @@ import pytest
 import redis
 
 from models import claim, contract, feed, incarnation, job
+from models import database as databases_of
 from models.contract import INTERACTIVE, Ticket
 from models.database import Database, Statement
+from models.errors import Unavailable
 from models.rate import Rate, save
 from models.settings import Settings
 from models.turn import Slot
@@ -140,6 +142,15 @@ def test_a_feeder_that_stands_by_keeps_nothing_of_what_it_hears(feeder) -> None:
     finally:
         stop.set()
         thread.join()
+
+
+def test_what_a_feeder_hears_while_the_database_is_away_is_kept(tmp_path, client) -> None:
+    feeder = Feeder(databases_of.connect(f"sqlite:///{tmp_path}/nowhere/x.db"), client)
+    feeder.wake("cpu")
+    feeder.returned("cpu", "job_1")
+    with pytest.raises(Unavailable):
+        feeder.round()
+    assert (list(feeder._news), list(feeder._returned)) == (["cpu"], [("cpu", "job_1")])
 
 
 def test_a_suspect_gets_a_ticket_of_its_own(database, client, feeder) -> None:

@@ -100,7 +100,12 @@ class Feeder:
         returned = [self._returned.popleft() for _ in range(len(self._returned))]
         told = news | {hardware for hardware, _ in returned}
         if time.monotonic() - self._refreshed_at >= TICK_S or not told <= self._lanes.keys():
-            self._refresh()
+            try:
+                self._refresh()
+            except Unavailable:
+                self._news.extend(news)
+                self._returned.extend(returned)
+                raise
         for hardware in news & self._lanes.keys():
             lane = self._lanes[hardware]
             if lane.open:  # not a new arrival behind others, so perhaps an old job that came back
