@@ -121,7 +121,29 @@ class Stream:
 
 
 def _connections() -> Iterator[tuple[socket.socket, Peer, tuple[int, int]]]:
-    """TCP connections of this process, each open until the next is asked for: peer, (answered, received)."""
+    """TCP connections that were made to this process, each open until the next is asked for.
+
+    Peer, (answered, received). Those that it made itself, to a database or a broker, may idle as they like.
+    """
+    ports = {each.getsockname()[1] for each in _sockets() if _listens(each)}
+    for connection in _sockets():
+        try:
+            if _listens(connection) or connection.getsockname()[1] not in ports:
+                continue
+            counts = _COUNTS.unpack(
+                connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS.size))
+            peer = connection.getpeername()
+        except (OSError, struct.error):  # not TCP, or gone meanwhile
+            continue
+        yield connection, peer, counts
+
+
+def _listens(each: socket.socket) -> bool:
+    return bool(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """Internet sockets of this process, each open until the next is asked for."""
     for name in os.listdir(_FOLDER):  # noqa: PTH208 - names, which are numbers
         try:
             # A copy of the descriptor: the number may be another file's by the time that it is used.
@@ -129,15 +151,10 @@ def _connections() -> Iterator[tuple[socket.socket, Peer, tuple[int, int]]]:
         except OSError:
             continue
         try:
-            connection = socket.socket(fileno=copy)
+            found = socket.socket(fileno=copy)
         except OSError:  # no socket
             os.close(copy)
             continue
-        with connection:
-            try:
-                counts = _COUNTS.unpack(
-                    connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS.size))
-                peer = connection.getpeername()
-            except (OSError, struct.error):  # not TCP, one that listens, or gone meanwhile
-                continue
-            yield connection, peer, counts
+        with found:
+            if found.family in (socket.AF_INET, socket.AF_INET6):
+                yield found

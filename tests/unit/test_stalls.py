@@ -15,9 +15,9 @@ class Pair:
     """A TCP connection to ourselves: `near` reads a body as the server does, until it is whole or over."""
 
     def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            self.far = socket.create_connection(server.getsockname())
-            self.near, _ = server.accept()
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.far = socket.create_connection(self.server.getsockname())
+        self.near, _ = self.server.accept()
 
     def read(self, size: int) -> bytes:
         data = b""
@@ -26,8 +26,8 @@ class Pair:
         return data
 
     def close(self) -> None:
-        self.far.close()
-        self.near.close()
+        for each in (self.far, self.near, self.server):
+            each.close()
 
 
 @pytest.fixture
@@ -56,6 +56,14 @@ def test_a_body_that_stops_arriving_is_ended(watched: stalls.Stalls, pair: Pair)
         watched.read(pair, 5)
     pair.near.sendall(b"too late")  # the answer still reaches the client
     assert pair.far.recv(100) == b"too late"
+
+
+def test_connections_that_this_process_opened_itself_are_left_alone(watched: stalls.Stalls, pair: Pair) -> None:
+    with pytest.raises(RequestTimeout):
+        watched.read(pair, 5)
+    pair.far.setblocking(False)  # `far` idles as a connection to a database does
+    with pytest.raises(BlockingIOError):
+        pair.far.recv(1)
 
 
 def test_a_body_that_trickles_is_ended(watched: stalls.Stalls, pair: Pair) -> None:
