@@ -89,19 +89,20 @@ def slots(tx: Transaction, hardware: str, *, after: str = "") -> list[Slot]:
 # that waited before the index still holds for the known ones under a snapshot.
 _BETWEEN = ("SELECT 1 FROM jobs j WHERE j.hardware = :hardware AND j.waiting AND j.deadline_at IS {null} "
             "AND (j.priority, j.tenant) > (g.p, g.t) AND (j.priority, j.tenant) < (g.q, g.u) LIMIT 1")
+# (In the database's order, which depends on its locale: in another each known one would be a newcomer.)
 _NEWCOMER = Statement(
-    "SELECT 1 FROM unnest(:ps::int[], :ts::text[], :qs::int[], :us::text[]) AS g(p, t, q, u) "
+    "SELECT 1 FROM (SELECT p, t, lead(p) OVER o AS q, lead(t) OVER o AS u "
+    "FROM unnest(:ps::int[], :ts::text[]) AS s(p, t) WINDOW o AS (ORDER BY p, t)) AS g "
     f"WHERE EXISTS ({_BETWEEN.format(null='NULL')}) OR EXISTS ({_BETWEEN.format(null='NOT NULL')}) LIMIT 1")
 
 
 def newcomer(tx: Transaction, hardware: str, known: Sequence[Slot]) -> bool:
-    """Whether a tenant waits in a priority that isn't among these slots, which are in their order."""
+    """Whether a tenant waits in a priority that isn't among these slots."""
     if tx.dialect == SQLITE:  # keeps no entries of what is gone
         return not set(slots(tx, hardware)) <= set(known)
-    below, above = [Slot(-1, ""), *known], [*known, Slot(10, "")]
-    return tx.one(_NEWCOMER, hardware=hardware, ps=[slot.priority for slot in below],
-                  ts=[slot.tenant for slot in below], qs=[slot.priority for slot in above],
-                  us=[slot.tenant for slot in above]) is not None
+    between = [Slot(-1, ""), *known, Slot(10, "")]
+    return tx.one(_NEWCOMER, hardware=hardware, ps=[slot.priority for slot in between],
+                  ts=[slot.tenant for slot in between]) is not None
 
 
 _FIELDS = "id, work, priority, deadline_at, tenant, network, suspect"

@@ -28,7 +28,7 @@ STATEMENTS: dict[str, tuple[Statement, Mapping[str, Any]]] = {
     "expire": (job._EXPIRED, {"ids": ["a"]}),
     "left": (feed._LEFT, {"hardware": "cpu", "after": "job_0"}),
     "slots": (turn._SLOTS, {"hardware": "cpu", "after": "job_0"}),
-    "newcomer": (turn._NEWCOMER, {"hardware": "cpu", "ps": [-1], "ts": [""], "qs": [10], "us": [""]}),
+    "newcomer": (turn._NEWCOMER, {"hardware": "cpu", "ps": [-1, 10], "ts": ["", ""]}),
     "pick": (turn._PICK, {"hardware": "cpu", "limit": 64, "each": 64, "priorities": [5], "tenants": ["t"],
                           "afters": [""]}),
     "pick of SQLite": (turn._PICKS[1], {"hardware": "cpu", "limit": 64, "each": 64, "p0": 5, "t0": "t", "a0": ""}),

@@ -162,3 +162,14 @@ def test_slots_are_the_tenants_that_wait_by_priority(database: Database) -> None
     with database.read() as tx:
         assert turn.slots(tx, "cpu") == [Slot(0, "a"), Slot(5, "b"), Slot(9, "a")]
         assert turn.slots(tx, "tpu") == []
+
+
+def test_a_newcomer_is_told_from_the_known_in_whatever_order_they_come(database: Database) -> None:
+    """Names sort in one way here and, with its locale, in another in the database."""
+    for tenant in ("B", "a", "a-c", "ab"):
+        rows.jobs(database, 1, tenant=tenant)
+    with database.read() as tx:
+        known = turn.slots(tx, "cpu")
+        assert not turn.newcomer(tx, "cpu", known[::-1])
+        for slot in known:
+            assert turn.newcomer(tx, "cpu", [each for each in known[::-1] if each != slot])
