@@ -85,7 +85,7 @@ class Retention:
         removed["idempotency_keys"] = self._repeat(lambda tx: idempotency.forget(tx, self._pace.limit))
         removed["incarnations"] = self._database.write(
             lambda tx: incarnation.forget(tx, ENDED_S), durable=False)
-        if time.monotonic() >= self._blobs_due_at:
+        if time.monotonic() >= self._blobs_due_at and not self._halt(0.0):  # a walk that isn't broken off
             removed["blobs"] = self.collect()
             self._blobs_due_at = time.monotonic() + WALK_BLOBS_S
         if any(removed.values()):
