@@ -207,15 +207,9 @@ def roll_up(tx: Transaction, hardware: str, lane: str, *, depth: int, in_flight:
            oldest_at=oldest_at)
 
 
-_BATCHES = Statement("SELECT network, hardware, batch_items, batch_work FROM rates")
 _STATES = Statement("SELECT hardware, lane, open FROM lanes")
 
 
 def states(tx: Transaction) -> list[tuple[str, str, bool]]:
     """Every lane that has been used: class, lane, and whether it is open."""
     return [(row[0], row[1], bool(row[2])) for row in tx.all(_STATES)]
-
-
-def batches(tx: Transaction) -> dict[tuple[str, str], tuple[int, float]]:
-    """(network, class) to the items and the work of one batch, as its workers learned them."""
-    return {(row[0], row[1]): (row[2], row[3]) for row in tx.all(_BATCHES)}

@@ -11,7 +11,7 @@ ticket next is in `models/feed.py`. Nothing else writes a state. A job whose wor
 """
 
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -291,7 +291,3 @@ def expire(tx: Transaction, limit: int = 1000) -> list[str]:
         tx.run(_EXPIRE, ids=ids)
         event.record(tx, ids, EXPIRED)
     return ids
-
-
-def metadata_of(job: Job) -> Mapping[str, str] | None:
-    return None if job.metadata is None else json.loads(job.metadata)
