@@ -31,16 +31,21 @@ MAX_COUNTED = 10_000  # tenants
 
 @dataclass(slots=True)
 class _Count:
-    """Jobs in flight of one tenant. `since`: what was admitted or given back, by time."""
+    """Jobs in flight of one tenant. `since`: what was admitted or given back after the count, by time."""
 
     jobs: int = 0
+    newer: int = 0  # the sum of `since`, which holds thousands where many come
     counted_at: float = float("-inf")  # own monotonic clock
     taken_s: float = 0.0
     since: deque[tuple[float, int]] = field(default_factory=deque)
     counting: bool = False
 
     def total(self) -> int:
-        return self.jobs + sum(jobs for _, jobs in self.since)
+        return self.jobs + self.newer
+
+    def add(self, jobs: int) -> None:
+        self.since.append((time.monotonic(), jobs))
+        self.newer += jobs
 
     def due(self, now: float, period_s: float) -> bool:
         return not self.counting and now - self.counted_at > max(period_s, self.taken_s / COUNT_SHARE)
@@ -48,7 +53,7 @@ class _Count:
     def counted(self, jobs: int, asked_at: float, now: float) -> None:
         self.jobs, self.counted_at, self.taken_s = jobs, asked_at, now - asked_at
         while self.since and self.since[0][0] < asked_at - COMMIT_S:
-            self.since.popleft()
+            self.newer -= self.since.popleft()[1]
 
 
 class Quotas:
@@ -126,7 +131,7 @@ class Quotas:
         with self._lock:
             if count.total() + jobs > limit:
                 return False
-            count.since.append((time.monotonic(), jobs))
+            count.add(jobs)
             return True
 
     def _count(self, tenant: str, count: _Count, asked_at: float) -> None:
@@ -148,4 +153,4 @@ class Quotas:
         with self._lock:
             count = self._counts.get(tenant)
             if count is not None:
-                count.since.append((time.monotonic(), -1))
+                count.add(-1)
