@@ -99,8 +99,7 @@ def _copy_blob(source: Blobs, name: str, path: Path) -> bool:
 def _copy_sqlite(source: Path, target: Path) -> None:
     if not source.exists():
         raise Unavailable(f"there is no database at {source}")
-    fresh = target.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
+    fresh = _fresh(target)
     try:
         # One read of one moment: in WAL mode nobody waits for it, and it leaves free pages out.
         connection = sqlite3.connect(source, isolation_level=None)
@@ -115,24 +114,33 @@ def _copy_sqlite(source: Path, target: Path) -> None:
 
 
 def _place_sqlite(source: Path, target: Path) -> None:
-    if target.exists():
-        raise SettingsInvalid(f"{target} exists: a backup is restored to an empty place; move it away, or "
-                              "choose another HEADRACE_DATA_DIR")
+    # A journal that another database left there would be played back into this one.
+    for path in (target, *(target.with_name(target.name + end) for end in ("-wal", "-shm", "-journal"))):
+        if path.exists():
+            raise SettingsInvalid(f"{path} exists: a backup is restored to an empty place; move it away, or "
+                                  "choose another HEADRACE_DATA_DIR")
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = target.with_suffix(".new")
+    fresh = _fresh(target)
     shutil.copyfile(source, fresh)
     _keep(fresh, target)
 
 
+def _fresh(target: Path) -> Path:
+    """An empty file beside it, to be filled, that nobody else can read meanwhile."""
+    fresh = target.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    fresh.touch(mode=0o600)
+    return fresh
+
+
 def _keep(fresh: Path, target: Path) -> None:
-    fresh.chmod(0o600)
     with fresh.open("rb") as file:
         os.fsync(file.fileno())
     fresh.rename(target)
 
 
 def _dump_postgres(url: str, target: Path) -> None:
-    fresh = target.with_suffix(".new")
+    fresh = _fresh(target)
     _run("pg_dump", url, "--format=custom", "--no-owner", "--no-privileges", f"--file={fresh}")
     _keep(fresh, target)
 
