@@ -1,6 +1,7 @@
 """One frozen object, read once from the environment and flags; all faults are reported together."""
 
 import hashlib
+import math
 import os
 import re
 import tempfile
@@ -200,8 +201,8 @@ def load(environ: Mapping[str, str] | None = None, **flags: Any) -> Settings:
             faults.append(Fault(PREFIX + name.upper(), "choice", detail))
     faults += [Fault(PREFIX + name.upper(), "positive", f"{values[name]} must be above 0")
                for name in _POSITIVE if name in values and not values[name] > 0]
-    faults += [Fault(PREFIX + name.upper(), "range", f"{values[name]} must be 0 (no limit) or more")
-               for name in _NOT_NEGATIVE if name in values and not values[name] >= 0]
+    faults += [Fault(PREFIX + name.upper(), "range", f"{values[name]} must be 0 (no limit) or a number above")
+               for name in _NOT_NEGATIVE if name in values and not 0 <= values[name] < math.inf]
     database = values.get("database_url", "")
     if database and urlsplit(database).scheme.split("+")[0] not in ("sqlite", "postgresql", "postgres"):
         faults.append(Fault(PREFIX + "DATABASE_URL", "scheme", "use sqlite:///path or postgresql://…"))

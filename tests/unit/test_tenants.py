@@ -69,8 +69,9 @@ def test_an_unknown_tenant_is_named_and_a_known_one_is_not_made_again(run) -> No
     assert run("create", "acme").exit_code == 1
 
 
-def test_the_command_names_all_of_its_faults_in_the_settings(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADRACE_TENANT_RATE", "-1")
+@pytest.mark.parametrize("rate", ["-1", "nan", "inf"])
+def test_the_command_names_all_of_its_faults_in_the_settings(run, monkeypatch: pytest.MonkeyPatch, rate: str) -> None:
+    monkeypatch.setenv("HEADRACE_TENANT_RATE", rate)
     done = run("list")
     assert done.exit_code == 2
     assert "HEADRACE_TENANT_RATE" in done.output
