@@ -1,13 +1,13 @@
 """What each tenant may have, and how many jobs it has in flight, as far as this process knows.
 
-Jobs in flight are what the database counted at most a second ago, and what was admitted here since. So each
-other API process may, within that second, admit once more what was free.
+Jobs in flight are what the database counted at most a second ago, what was stored from here since, and what
+is on its way there. So each other API process may, within that second, admit once more what was free.
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -25,34 +25,38 @@ REFRESH_S = 1.0  # how soon what the operator sets is in force
 COUNT_S = 1.0  # a count is used for so long,
 RECOUNT_S = 0.05  # or so long where it seems that no more fit
 COUNT_SHARE = 0.05  # of the time of one thread, for a tenant whose count takes long
-COMMIT_S = 0.03  # between admission and commit: what was admitted that long before a count isn't in it yet
 MAX_COUNTED = 10_000  # tenants
 
 
 @dataclass(slots=True)
 class _Count:
-    """Jobs in flight of one tenant. `since`: what was admitted or given back after the count, by time."""
+    """Jobs in flight of one tenant. `since`: what was stored from here since the count, by time."""
 
     jobs: int = 0
     newer: int = 0  # the sum of `since`, which holds thousands where many come
+    unstored: int = 0  # taken on, and neither stored nor given back yet
     counted_at: float = float("-inf")  # own monotonic clock
     taken_s: float = 0.0
     since: deque[tuple[float, int]] = field(default_factory=deque)
     counting: bool = False
 
     def total(self) -> int:
-        return self.jobs + self.newer
+        return self.jobs + self.newer + self.unstored
 
-    def add(self, jobs: int) -> None:
+    def stored(self, jobs: int) -> None:
+        self.drop(jobs)
         self.since.append((time.monotonic(), jobs))
         self.newer += jobs
+
+    def drop(self, jobs: int) -> None:
+        self.unstored = max(0, self.unstored - jobs)  # all counts may have been forgotten meanwhile
 
     def due(self, now: float, period_s: float) -> bool:
         return not self.counting and now - self.counted_at > max(period_s, self.taken_s / COUNT_SHARE)
 
     def counted(self, jobs: int, asked_at: float, now: float) -> None:
         self.jobs, self.counted_at, self.taken_s = jobs, asked_at, now - asked_at
-        while self.since and self.since[0][0] < asked_at - COMMIT_S:
+        while self.since and self.since[0][0] < asked_at:
             self.newer -= self.since.popleft()[1]
 
 
@@ -107,16 +111,19 @@ class Quotas:
                 log.exception("quotas_failed")
             self._stop.wait(REFRESH_S)
 
-    def take(self, tenant: str, jobs: int = 1) -> None:
-        """Take these on. Raises TooManyInFlight, and then nothing is counted, or Unavailable."""
+    def take(self, tenant: str) -> None:
+        """Take one job on, until `stored`, `refund` or `give_back`, one of which must follow.
+
+        Raises TooManyInFlight or Unavailable, and then nothing is counted.
+        """
         limit = self.of(tenant).max_in_flight
         if limit is None:
             return
-        if self._fits(tenant, jobs, limit, COUNT_S) or self._fits(tenant, jobs, limit, RECOUNT_S):
+        if self._fits(tenant, limit, COUNT_S) or self._fits(tenant, limit, RECOUNT_S):
             return
         raise TooManyInFlight(f"the tenant may have {limit} jobs in flight, and has them: let some end first")
 
-    def _fits(self, tenant: str, jobs: int, limit: int, period_s: float) -> bool:
+    def _fits(self, tenant: str, limit: int, period_s: float) -> bool:
         now = time.monotonic()
         with self._lock:
             count = self._counts.get(tenant)
@@ -129,9 +136,9 @@ class Quotas:
         if due:
             self._count(tenant, count, now)
         with self._lock:
-            if count.total() + jobs > limit:
+            if count.total() >= limit:
                 return False
-            count.add(jobs)
+            count.unstored += 1
             return True
 
     def _count(self, tenant: str, count: _Count, asked_at: float) -> None:
@@ -143,6 +150,15 @@ class Quotas:
         finally:
             count.counting = False
 
+    def stored(self, jobs: Sequence[NewJob]) -> None:
+        """These, of one tenant, are committed: every count that is asked for from now on holds them."""
+        if not jobs or not self._counts:
+            return
+        with self._lock:
+            count = self._counts.get(jobs[0].tenant)
+            if count is not None:
+                count.stored(len(jobs))
+
     def refund(self, jobs: Iterable[NewJob]) -> None:
         """These were taken on and then not stored."""
         for job in jobs:
@@ -153,4 +169,4 @@ class Quotas:
         with self._lock:
             count = self._counts.get(tenant)
             if count is not None:
-                count.add(-1)
+                count.drop(1)

@@ -1,7 +1,7 @@
 """From the JSON of one job to a row that is ready to be stored: everything a submit may be refused for."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,7 +10,7 @@ from api import admission, bodies
 from api.directory import Served
 from api.http import Principal
 from models import addresses, ids, rendering
-from models.errors import Fault, InputInvalid, InvalidRequest, ModelNotFound, NotAdmitted
+from models.errors import Fault, HeadraceError, InputInvalid, InvalidRequest, ModelNotFound, Unavailable
 from models.job import QUEUED, Job, NewJob
 
 if TYPE_CHECKING:
@@ -54,17 +54,34 @@ def _prepare(service: "Service", principal: Principal, raw: bytes) -> NewJob:
     service.quotas.take(principal.tenant)
     try:
         wait_s, cost_s = service.admission.admit(hardware, work, rate, body.deadline_s, measured=measured)
-    except NotAdmitted:
+        blob = None
+        if len(given) > service.settings.max_inline_bytes:
+            blob = service.blobs.put(given)
+    except BaseException:
         service.quotas.give_back(principal.tenant)
         raise
-    blob = None
-    if len(given) > service.settings.max_inline_bytes:
-        blob = service.blobs.put(given)
     return NewJob(
         ids.new(ids.JOB), principal.tenant, served.reference, hardware, work, None if blob else given, blob,
         5 if body.priority is None else body.priority, body.deadline_s, allowed,
         msgspec.json.encode(body.metadata) if body.metadata else None,
         msgspec.json.encode(body.webhook) if body.webhook is not None else None, wait_s=wait_s, cost_s=cost_s)
+
+
+def prepare_all(service: "Service", principal: Principal,
+                every: Iterable[bytes]) -> list[NewJob | HeadraceError]:
+    """Of each of a batch the job, admitted, or why it is refused. Raises Unavailable, and then none is."""
+    out: list[NewJob | HeadraceError] = []
+    for raw in every:
+        try:
+            out.append(prepare(service, principal, raw))
+        except BaseException as error:
+            # That the database is away will pass, so it is no answer to be kept under a key.
+            if isinstance(error, HeadraceError) and not isinstance(error, Unavailable):
+                out.append(error)
+                continue
+            refund(service, [entry for entry in out if isinstance(entry, NewJob)])
+            raise
+    return out
 
 
 def refund(service: "Service", jobs: Sequence[NewJob]) -> None:

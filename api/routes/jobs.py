@@ -11,7 +11,7 @@ from api.http import Principal, Reply, Request, Table
 from api.intake import Key, Submission
 from models import blobs, contract, feed, ids, job, rendering
 from models.database import Transaction
-from models.errors import HeadraceError, InvalidRequest, NotAdmitted, NotFound, Unavailable
+from models.errors import InvalidRequest, NotAdmitted, NotFound, Unavailable
 from models.idempotency import Name
 from models.job import Job, NewJob
 
@@ -82,6 +82,8 @@ def _store(service: "Service", entry: Submission) -> None:
         raise
     if entry.taken:
         submission.refund(service, entry.jobs)
+    else:
+        service.quotas.stored(entry.jobs)
 
 
 def _stored(service: "Service", request: Request, name: Name | None) -> Reply | None:
@@ -112,18 +114,14 @@ def _accepted(new: NewJob, now: int) -> Reply:
 def submit_batch(service: "Service", request: Request, principal: Principal) -> Reply:
     """Store the jobs that are right, in one transaction, and say of each what became of it."""
     key_name = idempotency.name_of(request, principal)
-    entries: list[NewJob | HeadraceError] = []
-    for raw in bodies.decode_batch(request.body):
-        try:
-            entries.append(submission.prepare(service, principal, raw))
-        except Unavailable:  # it will pass, so it is no answer to be kept under the key
-            submission.refund(service, [entry for entry in entries if isinstance(entry, NewJob)])
-            raise
-        except HeadraceError as error:
-            entries.append(error)
+    entries = submission.prepare_all(service, principal, bodies.decode_batch(request.body))
     jobs = [entry for entry in entries if isinstance(entry, NewJob)]
     if any(isinstance(entry, NotAdmitted) for entry in entries):
-        stored = _stored(service, request, key_name)
+        try:
+            stored = _stored(service, request, key_name)
+        except BaseException:
+            submission.refund(service, jobs)
+            raise
         if stored is not None:
             submission.refund(service, jobs)
             return stored

@@ -2,13 +2,14 @@
 
 import dataclasses
 import re
+import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 
 import pytest
 
 from api import pacing
-from api.quotas import Quotas
+from api.quotas import RECOUNT_S, Quotas
 from models import job, keys, quota, tenant
 from models.database import Database
 from models.errors import TooManyInFlight
@@ -147,6 +148,19 @@ def test_submits_at_once_admit_no_more_than_the_limit(database: Database, settin
 
     with futures.ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(take, range(60))) == 20
+    # However long they take to be stored: no count that comes meanwhile forgets them.
+    count = quotas._counts["acme"]
+    counted_at = count.counted_at
+
+    def recounted() -> bool:
+        assert not take(0)
+        return count.counted_at > counted_at
+
+    waiting.until(recounted, what="another count")
+    waiting.until(lambda: count.counted_at < time.monotonic() - RECOUNT_S)
+    assert not take(0)
+    quotas.give_back("acme")
+    assert take(0)
 
 
 def test_defaults_hold_for_tenants_without_their_own_and_spare_the_embedded_one(
