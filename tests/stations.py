@@ -52,11 +52,16 @@ class Station:
         return process
 
     def begin(self, **more: str) -> tuple["subprocess.Popen[bytes]", str]:
-        """A worker that is ready, and its incarnation."""
+        """A worker that is ready, and its incarnation; what was uploaded has been checked by then."""
         name = ids.new(ids.INCARNATION)
         process = self.start(name=name, **more)
         waiting.until(lambda: self._is_ready(process, name), 60, what="the worker")
+        waiting.until(self._all_checked, 60, what="the check of all networks")
         return process, name
+
+    def _all_checked(self) -> bool:
+        with self.database.read() as tx:
+            return not any("cpu" in each.hardware for each in network.unchecked(tx))
 
     def _is_ready(self, process: "subprocess.Popen[bytes]", name: str) -> bool:
         assert process.poll() is None, self.log.read_text()
