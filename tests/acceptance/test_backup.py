@@ -37,7 +37,8 @@ def rows(url: str, query: str) -> list[tuple[Any, ...]]:
         connected.close()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_what_was_accepted_before_a_backup_ends_where_it_is_restored(
         kind: str, tmp_path: Path, own_broker, request: pytest.FixtureRequest) -> None:
     tmp_path.chmod(0o711)

@@ -76,6 +76,7 @@ def account(service: releases.Service, network: Path, *done: loads.Load) -> None
     assert loads.differences(network, accepted, outputs) == []
 
 
+@pytest.mark.slow
 def test_the_old_and_the_new_release_share_a_database_under_load(
         installed: tuple[Path, Path], tmp_path: Path, own_broker) -> None:
     with releases.service(tmp_path, f"sqlite:///{tmp_path}/headrace.db", own_broker) as service:
