@@ -64,6 +64,7 @@ class _Snapshot:
     workers: Mapping[str, Sequence[frozenset[str]]] = field(default_factory=dict)  # class to refusals of each
     rates: Mapping[tuple[str, str], Rate] = field(default_factory=dict)  # learned, by network and class
     lanes: Mapping[str, Lane] = field(default_factory=dict)
+    live: Sequence[incarnation.Incarnation] = ()
     clock_ms: float = 0.0  # of the database, ahead of this machine's
     version: Row | None = None  # of the networks
 
@@ -157,6 +158,15 @@ class Directory:
         """What is known of a class's interactive lane."""
         return self._now.lanes.get(hardware, _UNKNOWN)
 
+    def live(self) -> Sequence[incarnation.Incarnation]:
+        """Whose lease had not ended when this process last looked, mostly half a second ago.
+
+        Their rows are updated all the time: under a snapshot held elsewhere each look walks over every beat.
+        """
+        if time.monotonic() - self._refreshed_at > 2 * REFRESH_S:
+            self.refresh()
+        return self._now.live
+
     def now_ms(self) -> int:
         """The database's clock, as far as it is known here."""
         return int(time.time() * 1000 + self._now.clock_ms)
@@ -206,7 +216,7 @@ class Directory:
         row = tx.one(_CLOCK)
         clock_ms = 0.0 if row is None else row[0] - time.time() * 1000
         lanes = _lanes(live, clock_ms)
-        return _Snapshot(networks, served, workers, rate.every(tx), lanes, clock_ms, version)
+        return _Snapshot(networks, served, workers, rate.every(tx), lanes, live, clock_ms, version)
 
     def _serve(self, every: Sequence[network.Network]) -> dict[str, Served]:
         out = {}

@@ -24,7 +24,9 @@ _NOW = Statement("SELECT {now}")
 def queues(service: "Service", _request: Request, _principal: Principal) -> Reply:
     """Every lane that has had jobs or has a live worker. Depths are those of the last roll-up."""
     with service.database.read() as tx:
-        lanes = lanes_now(tx.all(_LANES), live := incarnation.live(tx))
+        rows = tx.all(_LANES)
+    live = service.directory.live()
+    lanes = lanes_now(rows, live)
     workers = live_workers(live)
     keys = lanes.keys() | {(str(each.hardware), lane) for each in workers for lane in lanes_of(each)}
     return shapes.reply(shapes.QueueList("list", [
@@ -82,8 +84,9 @@ def _queue(service: "Service", hardware: str, lane: str, row: Row | None, worker
         return shapes.Queue("queue", hardware, lane, depth=0, in_flight=0, oldest_s=None,
                             estimated_wait_s=None, workers=workers, open=True, updated_at=None)
     *_, is_open, depth, in_flight, wait_s, oldest_at, updated_at, now = row
-    if lane == contract.INTERACTIVE and (level := service.admission.wait_s(hardware)) is not None:
-        wait_s = round(level, 3)  # with what was admitted since
+    if lane == contract.INTERACTIVE and service.directory.lane(hardware).backlog is not None:
+        level = service.admission.wait_s(hardware)  # with what was admitted since the count
+        wait_s = wait_s if level is None else round(level, 3)
     return shapes.Queue(
         "queue", hardware, lane, depth=depth, in_flight=in_flight,
         oldest_s=None if oldest_at is None else max(0, now - oldest_at) / 1000, estimated_wait_s=wait_s,
