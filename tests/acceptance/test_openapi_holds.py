@@ -21,7 +21,7 @@ import urllib3
 
 from tests import databases, embedded, graphs
 
-EXAMPLES = 8
+EXAMPLES = 4  # of each call and phase; `python -m tests.fuzz` goes further
 COLUMNS = 30
 
 

@@ -11,11 +11,9 @@ from tests import databases, waiting
 from tests.chaos.steps.sitecustomize import AFTER, STEPS
 from tests.stacks import Stack
 
-slow = pytest.mark.slow
 
-
-@pytest.mark.parametrize(("kind", "rounds"), [
-    ("sqlite", 1), pytest.param("sqlite", 8, marks=slow), pytest.param("postgres", 8, marks=slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "rounds"), [("sqlite", 1), ("sqlite", 8), ("postgres", 8)])
 def test_killed_between_any_two_steps_a_worker_loses_and_doubles_nothing(
         kind: str, rounds: int, say: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if kind == "postgres":

@@ -93,6 +93,7 @@ def test_every_mixture_of_releases_works_under_load(
         roll(service, installed, EVERY, tmp_path)
 
 
+@pytest.mark.slow
 def test_this_release_says_what_to_run_when_there_is_no_schema_yet(
         installed: tuple[Path, Path], tmp_path: Path, own_broker) -> None:
     _, new = installed
@@ -135,6 +136,7 @@ def test_the_code_names_the_newest_revision() -> None:
     assert max(names).startswith(f"{release.REVISION}_")
 
 
+@pytest.mark.slow
 def test_this_tree_has_a_version_after_the_release_before(installed: tuple[Path, Path]) -> None:
     said = [subprocess.run([each, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
             for each in installed]
