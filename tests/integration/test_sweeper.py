@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -226,6 +227,14 @@ def test_housekeeping_feeds_and_sweeps_hands_over_and_ends_when_asked(database, 
     with database.read() as tx:
         assert incarnation.live(tx) == []
     assert _leader(database) is None
+
+
+def test_a_signal_in_the_middle_of_the_wait_for_it_does_not_lock_up() -> None:
+    stop = threading.Event()
+    with process._stopped_by_signals(stop):
+        with stop._cond:  # as at the beginning and the end of `stop.wait()`
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(10)
 
 
 def _states(database: Database, wanted: list[str]) -> dict[str, str]:

@@ -163,13 +163,29 @@ def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
         yield
         return
 
-    def ask(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
+    # A handler may not set `stop`: this thread may be inside `stop.wait()`, with the lock that `set` takes.
+    heard, told = socket.socketpair()
+    told.setblocking(False)
+
+    def watch() -> None:
+        if heard.recv(1):
+            stop.set()
 
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before: dict[int, Any] = {number: signal.signal(number, ask) for number in numbers}
+    earlier = signal.set_wakeup_fd(told.fileno())
+    before: dict[int, Any] = {number: signal.signal(number, _noted) for number in numbers}
+    watcher = threading.Thread(target=watch, name="housekeeping-signals", daemon=True)
+    watcher.start()
     try:
         yield
     finally:
         for number, action in before.items():
             signal.signal(number, action)
+        signal.set_wakeup_fd(earlier)
+        told.close()
+        watcher.join()
+        heard.close()
+
+
+def _noted(_number: int, _frame: FrameType | None) -> None:
+    """Python's own part of it wrote to the socket."""
