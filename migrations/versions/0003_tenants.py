@@ -4,14 +4,14 @@ The pick goes by tenant within a priority from here on. The indexes that it used
 the code before orders by them, and would sort the whole backlog without.
 
 Revision ID: 0003
-Revises: 0002
+Revises: 0001
 """
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0003"
-down_revision = "0002"
+down_revision = "0001"
 branch_labels = None
 depends_on = None
 

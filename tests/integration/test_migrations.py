@@ -43,7 +43,7 @@ def test_upgrading_again_and_at_once_changes_nothing(empty_url: str) -> None:
 def test_an_index_that_could_not_be_finished_is_built_anew(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if empty_url.startswith("sqlite"):
         pytest.skip("SQLite builds an index in one transaction")
-    upgrade.upgrade(empty_url, "0002")
+    upgrade.upgrade(empty_url, "0001")
     monkeypatch.setattr(upgrade, "LOCK_TIMEOUT_MS", 200)
     with psycopg.connect(empty_url) as holder:
         holder.execute("LOCK TABLE jobs IN ROW EXCLUSIVE MODE")
