@@ -64,7 +64,7 @@ class _Snapshot:
     workers: Mapping[str, Sequence[frozenset[str]]] = field(default_factory=dict)  # class to refusals of each
     rates: Mapping[tuple[str, str], Rate] = field(default_factory=dict)  # learned, by network and class
     lanes: Mapping[str, Lane] = field(default_factory=dict)
-    live: Sequence[incarnation.Incarnation] = ()
+    live: Sequence[Incarnation] = ()
     clock_ms: float = 0.0  # of the database, ahead of this machine's
     version: Row | None = None  # of the networks
 
@@ -158,7 +158,7 @@ class Directory:
         """What is known of a class's interactive lane."""
         return self._now.lanes.get(hardware, _UNKNOWN)
 
-    def live(self) -> Sequence[incarnation.Incarnation]:
+    def live(self) -> Sequence[Incarnation]:
         """Whose lease had not ended when this process last looked, mostly half a second ago.
 
         Their rows are updated all the time: under a snapshot held elsewhere each look walks over every beat.

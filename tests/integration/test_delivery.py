@@ -13,12 +13,6 @@ from tests.deliverers import TENANT, Deliverers, add_endpoint, ended, finish, lo
 
 
 @pytest.fixture
-def receiver():
-    with receivers.Receiver() as running:
-        yield running
-
-
-@pytest.fixture
 def deliver(settings, database):
     """Start delivery duties; they are stopped at the end of the test."""
     with Deliverers(settings, database) as running:

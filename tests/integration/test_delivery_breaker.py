@@ -1,26 +1,13 @@
 """Endpoints that fail: their deliveries wait uncounted, one at a time tries, and days of failure end it."""
 
-import pytest
 import standardwebhooks
 
 from models import delivery, delivery_log, endpoint, ids
 from models.database import Statement
-from tests import receivers, waiting
-from tests.deliverers import TENANT, Deliverers, add_endpoint, ended, finish, log_of
+from tests import waiting
+from tests.deliverers import TENANT, add_endpoint, ended, finish, log_of
 
 LONG_S = 3_600.0
-
-
-@pytest.fixture
-def receiver():
-    with receivers.Receiver() as running:
-        yield running
-
-
-@pytest.fixture
-def deliverers(settings, database):
-    with Deliverers(settings, database) as running:
-        yield running
 
 
 def shown(database, made):

@@ -12,7 +12,7 @@ import pytest
 import standardwebhooks
 
 from tests import receivers, waiting
-from tests.deliverers import Deliverers, add_endpoint, ended, finish, log_of
+from tests.deliverers import add_endpoint, ended, finish, log_of
 
 MISBEHAVE = {
     "hang": receivers.hang, "reset": receivers.reset, "drip": receivers.drip, "error": 500,
@@ -23,18 +23,6 @@ MISBEHAVE = {
 }
 BAD_OF_EACH = 3
 HEALTHY_S = 10.0  # below the 15 s that a send to a receiver that hangs may take
-
-
-@pytest.fixture
-def receiver():
-    with receivers.Receiver() as running:
-        yield running
-
-
-@pytest.fixture
-def deliverers(settings, database):
-    with Deliverers(settings, database) as running:
-        yield running
 
 
 def test_a_healthy_endpoint_is_not_held_up_by_thirty_that_misbehave(database, deliverers, receiver):

@@ -4,8 +4,6 @@ import dataclasses
 import json
 import threading
 
-import pytest
-
 from models import breaker, delivery, incarnation
 from models.settings import Settings
 from tests import receivers, waiting
@@ -17,18 +15,6 @@ RULES = breaker.Rules.of(Settings())
 
 def claim(tx, sender):
     return delivery.claim(tx, sender=sender, limit=9, busy=(), admits=lambda _: True, lease_s=3600)
-
-
-@pytest.fixture
-def receiver():
-    with receivers.Receiver() as running:
-        yield running
-
-
-@pytest.fixture
-def deliverers(settings, database):
-    with Deliverers(settings, database) as running:
-        yield running
 
 
 def test_receivers_that_hang_hold_up_nobody_else(database, deliverers, receiver):

@@ -20,12 +20,6 @@ LOCAL = addresses.Policy(addresses.LOOPBACK)
 
 
 @pytest.fixture
-def receiver():
-    with receivers.Receiver() as running:
-        yield running
-
-
-@pytest.fixture
 def sender():
     with Sender(LOCAL, connect_s=2.0, total_s=10.0) as running:
         yield running

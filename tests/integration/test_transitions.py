@@ -1,6 +1,5 @@
 """Every transition of a job on both databases, one at a time."""
 
-import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -9,6 +8,7 @@ from models import claim, event, feed, ids, incarnation, job
 from models.claim import Outcome
 from models.database import Database, Statement
 from models.job import Job, NewJob
+from tests import waiting
 
 TENANT = "default"
 MAX_ATTEMPTS = 3
@@ -109,8 +109,7 @@ def test_a_job_past_its_deadline_is_not_claimed_and_expires(database, accept, wo
 def test_a_running_job_expires_and_its_result_is_discarded(database, accept, worker) -> None:
     me, wanted = worker(), accept(deadline_s=0.5)
     claimed = _claim(database, wanted, me)
-    while not database.write(job.expire):
-        time.sleep(0.01)
+    waiting.until(lambda: database.write(job.expire), what="its deadline")
     assert _settle(database, claimed, me) == {}
     assert _get(database, wanted[0]).output is None
 
@@ -119,8 +118,7 @@ def test_a_settle_after_the_deadline_says_expired_and_stores_no_result(database,
     me, wanted = worker(), accept(deadline_s=0.5)
     claimed = _claim(database, wanted, me)
     deadline = _get(database, wanted[0]).deadline_at
-    while database.now() <= deadline:
-        time.sleep(0.01)
+    waiting.until(lambda: database.now() > deadline, what="its deadline")
     assert _settle(database, claimed, me) == {wanted[0]: "expired"}
     assert _get(database, wanted[0]).output is None
 

@@ -7,13 +7,13 @@ no redirects.
 import json
 import socket
 import struct
-import threading
 import time
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from http.server import BaseHTTPRequestHandler
+from typing import Any
 
 from models import signing
+from tests import receivers
 from tests.chaos.harness.history import History
 
 MAIN, ODD, OWN = "main", "odd", "own"
@@ -23,23 +23,16 @@ WAYS = ("ok", "500", "reset", "redirect", "hang")
 OWN_SHARES = (70, 14, 12, 6, 1)  # of the jobs' own URLs: how the first attempt is answered
 
 
-class Listener:
+class Listener(receivers.Serving):
     """One HTTP server. `mood`: how requests to `/` are answered now. `/<way>` answers each event so once."""
 
     def __init__(self, name: str, history: History) -> None:
+        super().__init__(("127.0.0.1", 0), _handler(self))
         self.name = name
         self.secrets: list[str] = []
         self.mood = "ok"
-        self.released = threading.Event()
         self._history = history
         self._seen: Counter[tuple[str, str]] = Counter()
-        self._lock = threading.Lock()
-        self._server = _Server(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-
-    def url(self, path: str = "/") -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}{path}"
 
     def take(self, path: str, headers: dict[str, str], body: bytes) -> str:
         """Keep one request; how to answer it."""
@@ -73,23 +66,6 @@ class Listener:
             else:
                 return None
         return reason
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.released.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-class _Server(ThreadingHTTPServer):
-    request_queue_size = 128
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Senders that are killed are part of the runs."""
 
 
 def _handler(listener: Listener) -> type[BaseHTTPRequestHandler]:
